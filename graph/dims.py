@@ -1,0 +1,171 @@
+"""Symbolic extents. A dim is an int or a sympy expression of named symbols; what may change a symbol
+between two calls (its role) stands in a table beside it, never in the symbol itself.
+
+The only file of this folder that imports sympy. Floating-point expressions never go through sympy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+import sympy
+
+from tilewright.graph.errors import ShapeError
+
+Dim: TypeAlias = Any  # int | sympy.Expr; sympy carries no types that mypy could check
+DimJson: TypeAlias = "int | str | list[Any]"
+
+
+class Role(Enum):
+    """What may change an extent between two calls of the same kernel."""
+
+    BATCH = "batch"  # the other requests of the step
+    CONTEXT = "context"  # this request alone
+
+
+@dataclass(frozen=True)
+class DimDecl:
+    """A named extent: its role and its inclusive bounds, in elements."""
+
+    name: str
+    role: Role
+    lower: int = 1
+    upper: int = 1 << 31
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ShapeError(f"dim '{self.name}': not an identifier: got {self.name!r}, want a name")
+        if not 0 <= self.lower <= self.upper:
+            raise ShapeError(
+                f"dim '{self.name}': bounds out of order: got {self.lower}..{self.upper}, "
+                "want 0 <= lower <= upper"
+            )
+
+    @property
+    def symbol(self) -> Dim:
+        return symbol(self.name)
+
+
+def symbol(name: str) -> Dim:
+    """Return the symbol of a named extent; equal names give equal symbols."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def ceil_div(a: Dim, b: int) -> Dim:
+    """Return ceil(a / b) for a positive int `b`, exact on ints."""
+    if isinstance(a, int):
+        return -(-a // b)
+    return sympy.ceiling(sympy.sympify(a) / b)
+
+
+def normalise(dim: Dim) -> Dim:
+    """Return an int for constant extents, else the sympy expression."""
+    if isinstance(dim, bool):
+        raise ShapeError(f"extent '{dim}': got a bool, want an int or a dim")
+    if isinstance(dim, int):
+        return dim
+    expr = sympy.sympify(dim)
+    return int(expr) if expr.is_Integer else expr
+
+
+def symbols_of(dims: Iterable[Dim]) -> frozenset[str]:
+    """Return the names of all symbols in `dims`."""
+    return frozenset(
+        s.name for dim in dims if not isinstance(dim, int) for s in sympy.sympify(dim).free_symbols
+    )
+
+
+def evaluate(dim: Dim, binding: Mapping[str, int]) -> int:
+    """Return the extent with every symbol bound; raise ShapeError for one that is not."""
+    if isinstance(dim, int):
+        return dim
+    if isinstance(dim, sympy.Symbol):
+        if dim.name in binding:
+            return binding[dim.name]
+        raise ShapeError(f"dim '{dim.name}': not bound: have {', '.join(sorted(binding))}")
+    names = symbols_of([dim])
+    if missing := names - binding.keys():
+        raise ShapeError(f"dim '{min(missing)}': not bound: have {', '.join(sorted(binding))}")
+    return int(dim.subs({symbol(n): binding[n] for n in names}))
+
+
+def upper_bound(dim: Dim, dims: Mapping[str, DimDecl]) -> int:
+    """Return the extent at every symbol's upper bound (our extents grow with their symbols)."""
+    return evaluate(dim, {name: decl.upper for name, decl in dims.items()})
+
+
+def roles_of(dim: Dim, dims: Mapping[str, DimDecl]) -> frozenset[Role]:
+    """Return the roles of the symbols in `dim`; raise ShapeError for an undeclared one."""
+    roles = set()
+    for name in symbols_of([dim]):
+        if name not in dims:
+            raise ShapeError(f"dim '{name}': not declared: have {', '.join(sorted(dims))}")
+        roles.add(dims[name].role)
+    return frozenset(roles)
+
+
+def to_json(dim: Dim) -> DimJson:
+    """Return the JSON tree of a dim, such as ["ceildiv", "tokens", 128]."""
+    if isinstance(dim, int):
+        return dim
+    expr = sympy.sympify(dim)
+    if expr.is_Integer:
+        return int(expr)
+    if expr.is_Symbol:
+        return str(expr.name)
+    if isinstance(expr, sympy.ceiling):
+        numerator, denominator = sympy.fraction(sympy.together(expr.args[0]))
+        return ["ceildiv", to_json(numerator), to_json(denominator)]
+    heads = {sympy.Add: "add", sympy.Mul: "mul", sympy.Max: "max", sympy.Min: "min"}
+    for kind, head in heads.items():
+        if isinstance(expr, kind):
+            args = sorted(expr.args, key=sympy.default_sort_key)
+            return [head, *(to_json(a) for a in args)]
+    raise ShapeError(f"dim '{expr}': has no JSON form: got {expr.func.__name__}, want +, *, ceildiv")
+
+
+def from_json(tree: DimJson) -> Dim:
+    """Return the dim of a JSON tree; raise ShapeError for an unknown head or arity."""
+    if isinstance(tree, bool) or not isinstance(tree, (int, str, list)):
+        raise ShapeError(f"dim '{tree}': got {type(tree).__name__}, want int, name or list")
+    if isinstance(tree, int):
+        return tree
+    if isinstance(tree, str):
+        return symbol(tree)
+    head, *rest = tree or [None]
+    args = [from_json(a) for a in rest]
+    match head, args:
+        case "ceildiv", [a, int(b)] if b > 0:
+            return ceil_div(a, b)
+        case "add", [_, *_]:
+            return normalise(sympy.Add(*args))
+        case "mul", [_, *_]:
+            return normalise(sympy.Mul(*args))
+        case "max", [_, *_]:
+            return normalise(sympy.Max(*args))
+        case "min", [_, *_]:
+            return normalise(sympy.Min(*args))
+        case _:
+            raise ShapeError(f"dim '{tree}': unknown form: want ceildiv, add, mul, max or min")
+
+
+def format_dim(dim: Dim) -> str:
+    """Print a dim as text that `parse_dim` reads back."""
+    return str(dim) if isinstance(dim, int) else _format(to_json(dim))
+
+
+def _format(tree: DimJson) -> str:
+    if not isinstance(tree, list):
+        return str(tree)
+    return f"{tree[0]}({', '.join(_format(a) for a in tree[1:])})"
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Return the product of extents (1 for none)."""
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return normalise(result)

@@ -1,0 +1,45 @@
+"""Rows chosen by integer indices."""
+
+from __future__ import annotations
+
+from tilewright.graph.ir import Attrs
+from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
+from tilewright.graph.types import F32, I32, TensorType
+
+
+def _infer_embedding(inputs: Types, attrs: Attrs) -> TensorType:
+    ids, table = inputs
+    want(ids.dtype == I32 and ids.rank == 1, f"ids are not i32[n]: got {ids}")
+    want(table.dtype.is_float and table.rank == 2, f"table is not a float matrix: got {table}")
+    return TensorType(F32, (ids.shape[0], table.shape[1]))
+
+
+def _infer_gather_rows(inputs: Types, attrs: Attrs) -> TensorType:
+    x, rows = inputs
+    want(rows.dtype == I32 and rows.rank == 1, f"rows are not i32[n]: got {rows}")
+    want(x.rank >= 1, f"operand has no rows: got {x}")
+    return x.with_shape(rows.shape[0], *x.shape[1:])
+
+
+register(
+    OpDef(
+        name="embedding",
+        kind=Kind.GATHER,
+        num_inputs=2,
+        infer=_infer_embedding,
+        reference=lambda inputs, attrs: inputs[1][inputs[0].long()],
+        flops=lambda inputs, output, attrs: 0,
+        doc="Row ids[i] of a table [n, width], which may be block-quantised.",
+    )
+)
+register(
+    OpDef(
+        name="gather_rows",
+        kind=Kind.GATHER,
+        num_inputs=2,
+        infer=_infer_gather_rows,
+        reference=lambda inputs, attrs: inputs[0][inputs[1].long()],
+        flops=lambda inputs, output, attrs: 0,
+        doc="Row rows[i] of an activation; bits are copied as they are.",
+    )
+)

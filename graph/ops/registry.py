@@ -1,0 +1,114 @@
+"""Op definitions: the record that says what an op is, and the table of all ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tilewright.graph.dims import Dim
+from tilewright.graph.errors import ShapeError
+from tilewright.graph.ir import Attrs
+from tilewright.graph.scalar import Scalar
+from tilewright.graph.types import TensorType
+
+if TYPE_CHECKING:
+    import torch
+
+Types: TypeAlias = Sequence[TensorType]
+Infer: TypeAlias = Callable[[Types, Attrs], TensorType]
+
+
+class Kind(Enum):
+    """Families of ops, by how their outputs depend on their inputs."""
+
+    ELEMENTWISE = "elementwise"  # one output element from the same element of each operand
+    REDUCE = "reduce"  # sums or maxima over the last axis
+    LAYOUT = "layout"  # moves elements, computes nothing
+    CONTRACT = "contract"  # sums of products over a shared axis
+    ATTEND = "attend"  # softmax-weighted sums over cached entries
+    GATHER = "gather"  # rows chosen by integer indices
+    SELECT = "select"  # positions of the largest entries of a row
+    STORE = "store"  # a new state value: disjoint slots overwritten
+    COMPOSITE = "composite"  # defined by other ops; gone after `decompose`
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one node: floating-point operations, and bytes if nothing were fused."""
+
+    flops: Dim
+    num_bytes: Dim
+
+
+def traffic(inputs: Types, output: TensorType) -> Dim:
+    """Bytes when every operand is read once and the output is written once."""
+    total: Dim = output.num_bytes
+    for operand in inputs:
+        total = total + operand.num_bytes
+    return total
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """What an op means: type rule, torch reference, cost; `attrs` gives the type of each attribute.
+
+    `reference(inputs, attrs)` computes in the dtype of its floating inputs (fp32 or fp64).
+    `scalar(attrs, *operands)` is the lowering of an elementwise op. `expand(builder, inputs, attrs)`
+    is the definition of a composite op. `reduced_axes` lists, per operand, the axes summed over.
+    """
+
+    name: str
+    kind: Kind
+    num_inputs: int
+    infer: Infer
+    reference: Callable[[Sequence[torch.Tensor], Attrs], torch.Tensor]
+    flops: Callable[[Types, TensorType, Attrs], Dim]
+    attrs: Mapping[str, type] = field(default_factory=dict)
+    scalar: Callable[..., Scalar] | None = None
+    expand: Callable[..., Any] | None = None
+    reduced_axes: tuple[tuple[int, ...], ...] = ()
+    doc: str = ""
+
+    def cost(self, inputs: Types, output: TensorType, attrs: Attrs) -> Cost:
+        return Cost(self.flops(inputs, output, attrs), traffic(inputs, output))
+
+    def checked_type(self, inputs: Types, attrs: Attrs) -> TensorType:
+        """Return the output type; raise ShapeError for a wrong operand count, attribute or shape."""
+        if len(inputs) != self.num_inputs:
+            raise ShapeError(f"wrong number of operands: got {len(inputs)}, want {self.num_inputs}")
+        for name in {*attrs, *self.attrs}:
+            if name not in self.attrs:
+                known = ", ".join(self.attrs) or "none"
+                raise ShapeError(f"unknown attribute '{name}': have {known}")
+            if name not in attrs:
+                raise ShapeError(f"attribute '{name}' is missing")
+            if type(attrs[name]) is not self.attrs[name]:
+                want = self.attrs[name].__name__
+                got = type(attrs[name]).__name__
+                raise ShapeError(f"attribute '{name}' has the wrong type: got {got}, want {want}")
+        return self.infer(inputs, attrs)
+
+
+OPS: dict[str, OpDef] = {}
+
+
+def register(op: OpDef) -> OpDef:
+    """Add an op to `OPS`; two ops of one name are a defect of ours."""
+    assert op.name not in OPS, op.name
+    OPS[op.name] = op
+    return op
+
+
+def op_def(name: str) -> OpDef:
+    """Return the definition of an op; raise ShapeError listing the known ones."""
+    if name not in OPS:
+        raise ShapeError(f"op '{name}': unknown: have {', '.join(sorted(OPS))}")
+    return OPS[name]
+
+
+def want(condition: object, problem: str) -> None:
+    """Raise ShapeError with `problem` unless the condition holds."""
+    if not condition:
+        raise ShapeError(problem)
