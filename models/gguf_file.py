@@ -326,7 +326,7 @@ def read_gguf(path: Path) -> GgufFile:
     file and tensor, for anything that breaks the format and for unsupported quantisations.
     """
     mapped = map_file(path)
-    cursor = _Cursor(memoryview(mapped), path)
+    cursor = _Cursor(mapped.data, path)
     num_tensors, num_pairs = _read_preamble(cursor)
     metadata = _read_metadata(cursor, num_pairs)
     alignment = _alignment(metadata, path)

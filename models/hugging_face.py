@@ -1,0 +1,146 @@
+"""Hugging Face directories: config.json, safetensors, tokenizer.json and what lies beside them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tilewright.graph.errors import VerifyError
+from tilewright.models.record import (
+    Checkpoint,
+    Generation,
+    TensorEntry,
+    read_object,
+    read_text,
+    shown,
+)
+from tilewright.models.safetensors_file import INDEX_NAME, read_safetensors, read_sharded
+from tilewright.models.tokenizer import load_tokenizer
+
+WEIGHTS_NAME = "model.safetensors"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def _read_weights(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of the directory, from one file or a sharded set."""
+    single, index = folder / WEIGHTS_NAME, folder / INDEX_NAME
+    if single.exists() and index.exists():
+        raise VerifyError(
+            f"directory '{folder}': has both {WEIGHTS_NAME} and {INDEX_NAME}, want one of them"
+        )
+    if single.exists():
+        return read_safetensors(single)
+    if index.exists():
+        return read_sharded(index)
+    pickles = sorted(each.name for each in folder.iterdir() if each.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise VerifyError(
+            f"directory '{folder}': weights are in pickle files, which can run code and are never "
+            f"read: got {shown(pickles[0])}, want {WEIGHTS_NAME}; convert them to safetensors"
+        )
+    raise VerifyError(
+        f"directory '{folder}': no weights: got neither {WEIGHTS_NAME} nor {INDEX_NAME}"
+    )
+
+
+def _rope(config: Mapping[str, object]) -> dict[str, object]:
+    """Rotary settings under their classic keys: newer files keep them in `rope_parameters`."""
+    found: dict[str, object] = {}
+    scaling = config.get("rope_scaling")
+    flat = config.get("rope_parameters")
+    if isinstance(flat, dict) and not any(isinstance(each, dict) for each in flat.values()):
+        scaling = {key: value for key, value in flat.items() if key != "rope_theta"}
+        if "rope_theta" in flat:
+            found["rope_theta"] = flat["rope_theta"]
+    if isinstance(scaling, dict):
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        rest = {key: value for key, value in scaling.items() if key != "type"}
+        scaling = None if kind == "default" else {**rest, "rope_type": kind}
+    found["rope_scaling"] = scaling
+    return found
+
+
+def normalise_config(stored: Mapping[str, object]) -> dict[str, object]:
+    """Settings with the defaults that the Llama family's configuration classes fill in.
+
+    Adds `rope_pairing` "half"; leaves every other key as the file has it.
+    """
+    config: dict[str, object] = {**stored, **_rope(stored)}
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if config.get("num_key_value_heads") is None:
+        config["num_key_value_heads"] = heads
+    if config.get("head_dim") is None and type(heads) is int and type(hidden) is int and heads > 0:
+        config["head_dim"] = hidden // heads
+    defaults = {
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": config.get("model_type") == "qwen2",
+        "rope_pairing": "half",
+    }
+    return {**defaults, **config}
+
+
+def _token_ids(value: object, key: str, where: str) -> tuple[int, ...]:
+    """One token id, a list of them, or nothing."""
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(each) is int and 0 <= each < 1 << 31 for each in listed):
+        raise VerifyError(f"setting '{key}' ({where}): got {shown(value)}, want token ids")
+    return tuple(listed)
+
+
+def _optional_object(path: Path) -> dict[str, object]:
+    return read_object(path) if path.exists() else {}
+
+
+def _read_generation(
+    folder: Path, config: Mapping[str, object], settings: Mapping[str, object], text: str | None
+) -> Generation:
+    """Tokens that start and end a text; generation_config.json wins over config.json."""
+    stored = {**config, **_optional_object(folder / "generation_config.json")}
+    eos_ids = _token_ids(stored.get("eos_token_id"), "eos_token_id", str(folder))
+    first = _token_ids(stored.get("bos_token_id"), "bos_token_id", str(folder))
+    bos = first[0] if first else None
+    add_bos = settings.get("add_bos_token")
+    if not isinstance(add_bos, bool):
+        # Where no setting says so, what the tokenizer itself puts before a text decides.
+        tokenizer = None if text is None else load_tokenizer(text, f"tokenizer of '{folder}'")
+        start = [] if tokenizer is None else tokenizer.encode("").ids
+        add_bos = bos is not None and start[:1] == [bos]
+    return Generation(eos_ids, bos, add_bos and bos is not None)
+
+
+def _read_template(folder: Path, settings: Mapping[str, object]) -> str | None:
+    """The chat template: its own file, or the setting of the tokenizer (named "default")."""
+    own = folder / "chat_template.jinja"
+    if own.exists():
+        return read_text(own)
+    stored = settings.get("chat_template")
+    if isinstance(stored, list):
+        named = {each.get("name"): each.get("template") for each in stored if type(each) is dict}
+        stored = named.get("default")
+    if stored is not None and not isinstance(stored, str):
+        raise VerifyError(
+            f"setting 'chat_template' ({folder / 'tokenizer_config.json'}): "
+            f"got {shown(stored)}, want a string"
+        )
+    return stored
+
+
+def open_directory(folder: Path) -> Checkpoint:
+    """Open a Hugging Face directory. Raises VerifyError for anything missing or malformed."""
+    if not (folder / "config.json").exists():
+        raise VerifyError(f"directory '{folder}': no config.json")
+    config = normalise_config(read_object(folder / "config.json"))
+    tensors = _read_weights(folder)
+    settings = _optional_object(folder / "tokenizer_config.json")
+    own = folder / "tokenizer.json"
+    text = read_text(own) if own.exists() else None
+    if text is not None:
+        load_tokenizer(text, f"file '{own}'")
+    return Checkpoint(
+        name=folder.resolve().name,
+        source=folder,
+        config=config,
+        tensors=tensors,
+        tokenizer_json=text,
+        chat_template=_read_template(folder, settings),
+        generation=_read_generation(folder, config, settings, text),
+    )
