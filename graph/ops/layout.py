@@ -60,6 +60,20 @@ register(
     )
 )
 
+register(
+    OpDef(
+        name="expand_last",
+        kind=Kind.LAYOUT,
+        num_inputs=1,
+        infer=lambda inputs, attrs: inputs[0].with_shape(*inputs[0].shape, 1),
+        reference=lambda inputs, attrs: inputs[0].unsqueeze(-1),
+        flops=lambda inputs, output, attrs: 0,
+        doc="[..] -> [.., 1]; a view, no element moves.",
+    )
+)
+# Views keep the row-major order of elements, so they need no kernel: the buffer is the same.
+VIEWS = ("split_heads", "merge_heads", "expand_last")
+
 
 def _infer_slice(inputs: Types, attrs: Attrs) -> TensorType:
     (x,) = inputs
