@@ -1,0 +1,128 @@
+"""Gumbel noise of every token, drawn so that the argmax needs the noise of a few tokens only.
+
+Noise of token i is -log(E_i) with E_i independent and exponentially distributed, so that
+argmax(logit / T + noise) follows softmax(logit / T). E is drawn in two levels: ids form 512
+groups (id mod 512). A group's smallest E and which member has it come from one evaluation of
+Philox; every other member adds an exponential of its own to the smallest, which is the same
+distribution because exponentials have no memory. The group level bounds all its members, which
+prunes exactly: the result is the argmax over the whole vocabulary.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.runtime.philox import GROUP_STREAM, TOKEN_STREAM, Draw, keyed_words
+from tilewright.runtime.sample_math import log
+
+NUM_GROUPS = 512
+_FIRST = 48
+_WHOLE_FROM = 1024
+# Bounds are compared with this much to spare, which covers all rounding; scores then decide.
+_SLACK = 1e-3
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def draw_token(
+    logits: NDArray[np.float32],
+    kept: Ids | None,
+    max_logit: np.float32,
+    temperature: float,
+    draw: Draw,
+) -> int:
+    """The token with the largest (logit - max) / T + noise; ties go to the lowest id.
+
+    logits: float32 [vocab]; kept: the ids to choose from, None for all; max_logit: the largest
+    finite logit among them; temperature: above 0. Evaluated in float64.
+    """
+    if kept is not None and len(kept) >= _WHOLE_FROM:
+        masked = np.full_like(logits, -np.inf)
+        masked[kept] = logits[kept]
+        return draw_token(masked, None, max_logit, temperature, draw)
+    if kept is None:
+        kept = _possible(logits, max_logit, temperature, draw)
+    values = _relative(logits[kept], max_logit, temperature)
+    if len(kept) == 1:
+        return int(kept[0])
+    scores = values + noise(kept, len(logits), draw)
+    return int(kept[scores == scores.max()].min())
+
+
+def noise(ids: Ids, vocab_size: int, draw: Draw) -> Floats:
+    """Gumbel noise of tokens, float64 [ids]: a pure function of id, vocabulary size and draw."""
+    groups = ids % NUM_GROUPS
+    streams = np.repeat(np.array([TOKEN_STREAM, GROUP_STREAM]), len(ids))
+    words = keyed_words(np.concatenate((ids, groups)), streams, draw)
+    uniforms = _uniforms(words[0])
+    exponentials = -log(uniforms)
+    own, of_group = exponentials[: len(ids)], exponentials[len(ids) :]
+    sizes = _group_sizes(groups, vocab_size)
+    first = _first_members(words[1, len(ids) :], groups, sizes)
+    own[ids == first] = 0.0
+    return -log(of_group / sizes + own)
+
+
+def _possible(
+    logits: NDArray[np.float32], max_logit: np.float32, temperature: float, draw: Draw
+) -> Ids:
+    """Ids that include every possible winner, ascending."""
+    vocab_size = len(logits)
+    groups = np.arange(min(NUM_GROUPS, vocab_size), dtype=np.int64)
+    sizes = _group_sizes(groups, vocab_size)
+    words = keyed_words(groups, np.full_like(groups, GROUP_STREAM), draw)
+    bounds = -log(-log(_uniforms(words[0])) / sizes)
+    # The member that has the group's smallest E attains the bound: a score known without more.
+    first = _first_members(words[1], groups, sizes)
+    best = float((_relative(logits[first], max_logit, temperature) + bounds).max())
+    ids = _above(logits, max_logit, temperature, bounds, best)
+    if len(ids) > 2 * _FIRST:
+        potential = _relative(logits[ids], max_logit, temperature) + bounds[ids % NUM_GROUPS]
+        top = ids[np.argpartition(potential, -_FIRST)[-_FIRST:]]
+        scores = _relative(logits[top], max_logit, temperature) + noise(top, vocab_size, draw)
+        ids = ids[potential >= max(best, float(scores.max())) - _SLACK]
+    return ids
+
+
+def _above(
+    logits: NDArray[np.float32],
+    max_logit: np.float32,
+    temperature: float,
+    bounds: Floats,
+    best: float,
+) -> Ids:
+    """Ids whose logit with the bound of their group reaches `best`, ascending."""
+    need = float(max_logit) + temperature * (best - bounds - _SLACK)
+    # Rounding to float32 and in the sum above is relative to the numbers' own size.
+    need -= 1e-6 * (np.abs(need) + abs(float(max_logit)))
+    floors = np.clip(need, -3.4e38, 3.4e38).astype(np.float32)
+    num_rows = len(logits) // NUM_GROUPS
+    whole = num_rows * NUM_GROUPS
+    rest = whole + np.flatnonzero(logits[whole:] >= floors[: len(logits) - whole])
+    if num_rows == 0:
+        return rest
+    rows = logits[:whole].reshape(num_rows, NUM_GROUPS)
+    columns = np.flatnonzero(rows.max(axis=0) >= floors)
+    row_ids, column_ids = np.nonzero(rows[:, columns] >= floors[columns])
+    return np.concatenate((row_ids * NUM_GROUPS + columns[column_ids], rest))
+
+
+def _relative(values: NDArray[np.float32], max_logit: np.float32, temperature: float) -> Floats:
+    """(logit - max) / T in float64: near 0 for likely tokens, so that noise is never rounded off."""
+    return (values.astype(np.float64) - float(max_logit)) / temperature
+
+
+def _uniforms(words: NDArray[np.uint32]) -> Floats:
+    """Midpoints of the 2^32 equal parts of (0, 1); exact in float64."""
+    return (words.astype(np.float64) + 0.5) * 2.0**-32
+
+
+def _group_sizes(groups: Ids, vocab_size: int) -> Ids:
+    """How many ids of the vocabulary each group has."""
+    return (vocab_size - groups + (NUM_GROUPS - 1)) // NUM_GROUPS
+
+
+def _first_members(words: NDArray[np.uint32], groups: Ids, sizes: Ids) -> Ids:
+    """The member with its group's smallest E: member floor(word * size / 2^32)."""
+    rows = (words.astype(np.int64) * sizes) >> 32
+    return rows * NUM_GROUPS + groups
