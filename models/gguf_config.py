@@ -242,6 +242,19 @@ def _heads(meta: Metadata, prefix: str) -> dict[str, object]:
     return found
 
 
+def _vocab_size(meta: Metadata, prefix: str) -> int:
+    """Rows of the embedding; a file that does not say has one row per token."""
+    tokens = meta.values.get("tokenizer.ggml.tokens", ())
+    num_tokens = len(tokens) if isinstance(tokens, tuple) else 0
+    size = meta.count(f"{prefix}.vocab_size", num_tokens or None)
+    if num_tokens > size:
+        raise VerifyError(
+            f"metadata '{prefix}.vocab_size' ({meta.path}): smaller than the tokenizer: "
+            f"got {size}, want at least {num_tokens}"
+        )
+    return size
+
+
 def read_config(file: GgufFile) -> dict[str, object]:
     """Settings under Hugging Face keys, plus `rope_pairing` ("interleaved" or "half").
 
@@ -256,16 +269,13 @@ def read_config(file: GgufFile) -> dict[str, object]:
         )
     _check_keys(meta, prefix)
     model_class, pairing = ARCHITECTURES[prefix]
-    # Not every writer stores the vocabulary's size; the list of tokens always has it.
-    tokens = meta.values.get("tokenizer.ggml.tokens", ())
-    num_tokens = len(tokens) if isinstance(tokens, tuple) and tokens else None
     return {
         "architectures": [model_class],
         "model_type": prefix,
         **_heads(meta, prefix),
         "num_hidden_layers": meta.count(f"{prefix}.block_count"),
         "intermediate_size": meta.count(f"{prefix}.feed_forward_length"),
-        "vocab_size": meta.count(f"{prefix}.vocab_size", num_tokens),
+        "vocab_size": _vocab_size(meta, prefix),
         "rms_norm_eps": meta.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         "rope_theta": meta.number(f"{prefix}.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(meta, prefix, file),

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from tilewright.graph.errors import VerifyError
 from tilewright.models.record import (
     Checkpoint,
@@ -91,7 +93,10 @@ def _optional_object(path: Path) -> dict[str, object]:
 
 
 def _read_generation(
-    folder: Path, config: Mapping[str, object], settings: Mapping[str, object], text: str | None
+    folder: Path,
+    config: Mapping[str, object],
+    settings: Mapping[str, object],
+    tokenizer: Tokenizer | None,
 ) -> Generation:
     """Tokens that start and end a text; generation_config.json wins over config.json."""
     stored = {**config, **_optional_object(folder / "generation_config.json")}
@@ -101,7 +106,6 @@ def _read_generation(
     add_bos = settings.get("add_bos_token")
     if not isinstance(add_bos, bool):
         # Where no setting says so, what the tokenizer itself puts before a text decides.
-        tokenizer = None if text is None else load_tokenizer(text, f"tokenizer of '{folder}'")
         start = [] if tokenizer is None else tokenizer.encode("").ids
         add_bos = bos is not None and start[:1] == [bos]
     return Generation(eos_ids, bos, add_bos and bos is not None)
@@ -124,6 +128,22 @@ def _read_template(folder: Path, settings: Mapping[str, object]) -> str | None:
     return stored
 
 
+def _read_tokenizer(
+    path: Path, config: Mapping[str, object]
+) -> tuple[str | None, Tokenizer | None]:
+    """The tokenizer's text as it is, and loaded; a directory may come without one."""
+    if not path.exists():
+        return None, None
+    text = read_text(path)
+    tokenizer = load_tokenizer(text, f"file '{path}'")
+    num_tokens, size = tokenizer.get_vocab_size(), config.get("vocab_size")
+    if isinstance(size, int) and num_tokens > size:
+        raise VerifyError(
+            f"file '{path}': more tokens than the model has: got {num_tokens}, want at most {size}"
+        )
+    return text, tokenizer
+
+
 def open_directory(folder: Path) -> Checkpoint:
     """Open a Hugging Face directory. Raises VerifyError for anything missing or malformed."""
     if not (folder / "config.json").exists():
@@ -131,10 +151,7 @@ def open_directory(folder: Path) -> Checkpoint:
     config = normalise_config(read_object(folder / "config.json"))
     tensors = _read_weights(folder)
     settings = _optional_object(folder / "tokenizer_config.json")
-    own = folder / "tokenizer.json"
-    text = read_text(own) if own.exists() else None
-    if text is not None:
-        load_tokenizer(text, f"file '{own}'")
+    text, tokenizer = _read_tokenizer(folder / "tokenizer.json", config)
     return Checkpoint(
         name=folder.resolve().name,
         source=folder,
@@ -142,5 +159,5 @@ def open_directory(folder: Path) -> Checkpoint:
         tensors=tensors,
         tokenizer_json=text,
         chat_template=_read_template(folder, settings),
-        generation=_read_generation(folder, config, settings, text),
+        generation=_read_generation(folder, config, settings, tokenizer),
     )
