@@ -90,7 +90,7 @@ class GraphBuilder:
         return Value(self, declared.name, declared.type)
 
     def weight(self, name: str, dtype: ElementType, *shape: Dim) -> Value:
-        """Declare a weight stored under `name` in the checkpoint; the same name twice is one weight."""
+        """Declare a weight of the checkpoint; the same name twice is one weight."""
         return self._weight(name, TensorType(dtype, shape), WeightExpr("tensor", (name,)))
 
     def literal(self, name: str, values: Sequence[float], dtype: ElementType) -> Value:
@@ -115,8 +115,9 @@ class GraphBuilder:
         """Add `op`, or its form with a constant operand."""
         if isinstance(b, Value):
             return self.op(op, a, b)
-        attr = {"scale": "factor", "shift": "amount"}[with_constant]
-        return self.op(with_constant, a, **{attr: float(b)})
+        if with_constant == "scale":
+            return self.op("scale", a, factor=float(b))
+        return self.op("shift", a, amount=float(b))
 
     def cast(self, x: Value, dtype: DType) -> Value:
         """Round to `dtype`: the only rounding points of a graph. A cast to its own type is none."""
@@ -136,8 +137,14 @@ class GraphBuilder:
 
     def append(self, cache: Value, x: Value, slots: Value, *, name: str = "append") -> Value:
         """Store rows of x in the cache; the result is the cache's next content."""
+        owner = next((s for s, v in self._next_state.items() if v == cache.name), None)
+        if owner is None:
+            have = ", ".join(self._next_state.values()) or "none"
+            raise ShapeError(
+                f"append '{name}': stores into a value that is not the newest of a state: "
+                f"got '{cache.name}', want one of {have} ({_origin()})"
+            )
         result = self.op("append", cache, x, slots, name=name)
-        owner = next(s for s, value in self._next_state.items() if value == cache.name)
         self._next_state[owner] = result.name
         return result
 
@@ -164,7 +171,8 @@ class GraphBuilder:
             weight, value = self._weights[name]
             if (weight.type, weight.expr) != (type_, expr):
                 raise ShapeError(
-                    f"weight '{name}': declared twice: got {type_}, want {weight.type} ({_origin()})"
+                    f"weight '{name}': declared twice: got {type_}, want {weight.type} "
+                    f"({_origin()})"
                 )
             return value
         value = Value(self, self._claim(name), type_)

@@ -1,11 +1,12 @@
-"""Symbolic extents. A dim is an int or a sympy expression of named symbols; what may change a symbol
-between two calls (its role) stands in a table beside it, never in the symbol itself.
+"""Symbolic extents. A dim is an int or a sympy expression of named symbols; what may change a
+symbol between two calls (its role) stands in a table beside it, never in the symbol itself.
 
 The only file of this folder that imports sympy. Floating-point expressions never go through sympy.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -37,7 +38,7 @@ class DimDecl:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise ShapeError(f"dim '{self.name}': not an identifier: got {self.name!r}, want a name")
+            raise ShapeError(f"dim '{self.name}': not an identifier: want letters, digits and _")
         if not 0 <= self.lower <= self.upper:
             raise ShapeError(
                 f"dim '{self.name}': bounds out of order: got {self.lower}..{self.upper}, "
@@ -56,6 +57,8 @@ def symbol(name: str) -> Dim:
 
 def ceil_div(a: Dim, b: int) -> Dim:
     """Return ceil(a / b) for a positive int `b`, exact on ints."""
+    if b <= 0:
+        raise ShapeError(f"ceil_div of '{a}': divisor is not positive: got {b}, want at least 1")
     if isinstance(a, int):
         return -(-a // b)
     return sympy.ceiling(sympy.sympify(a) / b)
@@ -64,7 +67,7 @@ def ceil_div(a: Dim, b: int) -> Dim:
 def normalise(dim: Dim) -> Dim:
     """Return an int for constant extents, else the sympy expression."""
     if isinstance(dim, bool):
-        raise ShapeError(f"extent '{dim}': got a bool, want an int or a dim")
+        raise ShapeError(f"dim '{dim}': not an extent: got bool, want an int or a symbol")
     if isinstance(dim, int):
         return dim
     expr = sympy.sympify(dim)
@@ -119,41 +122,45 @@ def to_json(dim: Dim) -> DimJson:
     if isinstance(expr, sympy.ceiling):
         numerator, denominator = sympy.fraction(sympy.together(expr.args[0]))
         return ["ceildiv", to_json(numerator), to_json(denominator)]
-    heads = {sympy.Add: "add", sympy.Mul: "mul", sympy.Max: "max", sympy.Min: "min"}
-    for kind, head in heads.items():
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+        return ["mul", *[to_json(expr.base)] * int(expr.exp)]
+    for kind, head in _HEADS.items():
         if isinstance(expr, kind):
             args = sorted(expr.args, key=sympy.default_sort_key)
             return [head, *(to_json(a) for a in args)]
-    raise ShapeError(f"dim '{expr}': has no JSON form: got {expr.func.__name__}, want +, *, ceildiv")
+    raise ShapeError(f"dim '{expr}': has no JSON form: got {expr.func.__name__}, want {_KNOWN}")
 
 
-def from_json(tree: DimJson) -> Dim:
-    """Return the dim of a JSON tree; raise ShapeError for an unknown head or arity."""
-    if isinstance(tree, bool) or not isinstance(tree, (int, str, list)):
-        raise ShapeError(f"dim '{tree}': got {type(tree).__name__}, want int, name or list")
-    if isinstance(tree, int):
-        return tree
-    if isinstance(tree, str):
-        return symbol(tree)
-    head, *rest = tree or [None]
-    args = [from_json(a) for a in rest]
-    match head, args:
-        case "ceildiv", [a, int(b)] if b > 0:
-            return ceil_div(a, b)
-        case "add", [_, *_]:
-            return normalise(sympy.Add(*args))
-        case "mul", [_, *_]:
-            return normalise(sympy.Mul(*args))
-        case "max", [_, *_]:
-            return normalise(sympy.Max(*args))
-        case "min", [_, *_]:
-            return normalise(sympy.Min(*args))
-        case _:
-            raise ShapeError(f"dim '{tree}': unknown form: want ceildiv, add, mul, max or min")
+_HEADS = {sympy.Add: "add", sympy.Mul: "mul", sympy.Max: "max", sympy.Min: "min"}
+_BUILDERS = {head: kind for kind, head in _HEADS.items()}
+_KNOWN = "int, name, add, mul, max, min or ceildiv by a positive int"
+_MAX_DEPTH = 64
+
+
+def from_json(tree: object) -> Dim:
+    """Return the dim of a JSON tree; raise ShapeError for anything `to_json` does not write."""
+    return _from_json(tree, 0)
+
+
+def _from_json(tree: object, depth: int) -> Dim:
+    if depth > _MAX_DEPTH:
+        raise ShapeError(f"dim: nested too deep: got over {_MAX_DEPTH} levels, want fewer")
+    match tree:
+        case bool():
+            pass
+        case int():
+            return tree
+        case str() if tree.isidentifier():
+            return symbol(tree)
+        case ["ceildiv", a, int(b)] if b > 0 and not isinstance(b, bool):
+            return normalise(ceil_div(_from_json(a, depth + 1), b))
+        case [str(head), *args] if head in _BUILDERS and args:
+            return normalise(_BUILDERS[head](*(_from_json(a, depth + 1) for a in args)))
+    raise ShapeError(f"dim '{tree}': unknown form: got {type(tree).__name__}, want {_KNOWN}")
 
 
 def format_dim(dim: Dim) -> str:
-    """Print a dim as text that `parse_dim` reads back."""
+    """Print a dim as text that `parse_dim` reads back, such as ceildiv(tokens, 128)."""
     return str(dim) if isinstance(dim, int) else _format(to_json(dim))
 
 
@@ -161,6 +168,40 @@ def _format(tree: DimJson) -> str:
     if not isinstance(tree, list):
         return str(tree)
     return f"{tree[0]}({', '.join(_format(a) for a in tree[1:])})"
+
+
+_DIM_TOKEN = re.compile(r"\s*(?:(-?[0-9]+)|(\w+)|([(),]))")
+
+
+def parse_dim(text: str) -> Dim:
+    """Return the dim printed as `text`; raise ShapeError for malformed text."""
+    tokens: list[str] = []
+    end = 0
+    while match := _DIM_TOKEN.match(text, end):
+        tokens.append(match.group().strip())
+        end = match.end()
+    tree, rest = _parse_tree(text, tokens, 0)
+    if text[end:].strip() or rest != len(tokens):
+        raise ShapeError(f"dim '{text}': malformed: want {_KNOWN}")
+    return from_json(tree)
+
+
+def _parse_tree(text: str, tokens: list[str], at: int) -> tuple[DimJson, int]:
+    """Return the tree that starts at token `at`, and the index after it."""
+    if at >= len(tokens) or tokens[at] in "()," or at > 4096:
+        raise ShapeError(f"dim '{text}': malformed: want {_KNOWN}")
+    token, at = tokens[at], at + 1
+    if token.lstrip("-").isdecimal():
+        return int(token), at
+    if at >= len(tokens) or tokens[at] != "(":
+        return token, at
+    args: list[Any] = [token]
+    while tokens[at] != ")":
+        arg, at = _parse_tree(text, tokens, at + 1)
+        args.append(arg)
+        if at >= len(tokens) or tokens[at] not in ",)":
+            raise ShapeError(f"dim '{text}': malformed: want {_KNOWN}")
+    return args, at + 1
 
 
 def product(dims: Iterable[Dim]) -> Dim:

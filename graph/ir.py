@@ -1,6 +1,7 @@
 """The graph: typed nodes in topological order, with inputs, states, weights and outputs.
 
-Records are frozen and a rewrite returns a new graph. An edge lives in `Node.inputs` and nowhere else.
+Records are frozen and a rewrite returns a new graph. An edge lives in `Node.inputs` and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tilewright.graph.types import TensorType
 
 Attr: TypeAlias = "int | float | str | bool | tuple[Attr, ...]"
 Attrs: TypeAlias = Mapping[str, Attr]
+WEIGHT_KINDS = ("tensor", "literal")
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ class Input:
 
 @dataclass(frozen=True)
 class State:
-    """Cache or history that outlives a step. Each append returns a new state value; one writer a step.
+    """Cache or history that outlives a step. An append returns a new state value.
 
-    `scope` says what owns an entry: `block` (a block of positions) or `request`.
+    One chain of appends a step writes it. `scope` says what owns an entry: `block` (a block of
+    positions) or `request`.
     """
 
     name: str
@@ -86,7 +89,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole model step. `nodes` are in topological order; value names are unique over the graph."""
+    """A whole model step. `nodes` are in topological order; value names are unique."""
 
     name: str
     dims: tuple[DimDecl, ...]
@@ -117,7 +120,9 @@ class Graph:
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
         """Type of every value: inputs, states, weights and nodes."""
-        sources = (*self.inputs, *self.states, *self.weights, *self.nodes)
+        sources: tuple[Input | State | Weight | Node, ...] = (
+            *self.inputs, *self.states, *self.weights, *self.nodes
+        )
         return {s.name: s.type for s in sources}
 
     def type_of(self, name: str) -> TensorType:
@@ -154,7 +159,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of everything that decides bits: types, ops, attributes and edges, but no origins."""
+        """Hash of all that decides bits: types, ops, attributes and edges, but no origins."""
         return hashlib.sha256(repr(tuple(self._facts())).encode()).hexdigest()
 
     def _facts(self) -> Iterator[Any]:

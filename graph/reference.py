@@ -64,7 +64,8 @@ def run(
     ):
         for item in declared:
             if item.name not in given:
-                raise VerifyError(f"{kind} '{item.name}': not given: have {', '.join(given) or '-'}")
+                have = ", ".join(given) or "none"
+                raise VerifyError(f"{kind} '{item.name}': not given: have {have}")
             values[item.name] = _widened(given[item.name], precision.dtype)
     for weight in graph.weights:
         if weight.expr.kind == "literal":
@@ -85,10 +86,10 @@ def run(
 
 def run_node(node: Node, inputs: list[torch.Tensor], precision: Precision) -> torch.Tensor:
     """Apply one node's reference to operands already in the dtype computed in."""
-    if node.op == "cast" and not precision.honour_casts:
-        return _widened(inputs[0].to(precision.dtype), precision.dtype)
-    if node.op == "cast" and not inputs[0].is_floating_point():
-        return inputs[0].to(precision.dtype)
+    if node.op == "cast":
+        inputs = [inputs[0].to(precision.dtype)]  # an integer becomes a float here
+        if not precision.honour_casts:
+            return inputs[0]
     return op_def(node.op).reference(inputs, node.attr)
 
 

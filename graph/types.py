@@ -1,15 +1,17 @@
 """Tensor types: element types, block-quantised formats and shapes.
 
-Every type prints as it is stored, for example `bf16[tokens, 576]` or `q4_1[g=32,axis=1][576, 576]`.
+Every type prints as it is stored, for example `bf16[tokens, 576]` or
+`q4_1[g=32,axis=1,scale=f16][576, 576]`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeAlias
 
-from tilewright.graph.dims import Dim, format_dim, normalise, product
+from tilewright.graph.dims import Dim, ceil_div, format_dim, normalise, product
 from tilewright.graph.errors import ShapeError
 
 
@@ -103,7 +105,7 @@ ElementType: TypeAlias = DType | BlockFormat
 
 
 def element_type(text: str) -> ElementType:
-    """Return the dtype or block format printed as `text`; raise ShapeError listing the known ones."""
+    """Return the dtype or block format printed as `text`; raise ShapeError listing all."""
     if text in DTYPES:
         return DTYPES[text]
     if text in BLOCK_FORMATS:
@@ -123,7 +125,7 @@ class TensorType:
         object.__setattr__(self, "shape", tuple(normalise(d) for d in self.shape))
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(format_dim(d) for d in self.shape)}]"
+        return f"{self.dtype}{_dims(self.shape)}"
 
     @property
     def rank(self) -> int:
@@ -135,11 +137,9 @@ class TensorType:
 
     @property
     def num_bytes(self) -> Dim:
-        """Bytes of storage without padding."""
-        bits = self.dtype.bits
-        if bits == int(bits):
-            return normalise(self.num_elements * int(bits) // 8)
-        return normalise(self.num_elements * int(bits * 4) // 32)
+        """Bytes of storage without padding, scales of whole blocks included."""
+        bits = Fraction(self.dtype.bits)  # exact: blocks hold powers of two
+        return ceil_div(normalise(self.num_elements * bits.numerator), 8 * bits.denominator)
 
     def with_shape(self, *shape: Dim) -> TensorType:
         return TensorType(self.dtype, tuple(shape))
@@ -148,14 +148,20 @@ class TensorType:
         return TensorType(dtype, self.shape)
 
 
+def _dims(shape: tuple[Dim, ...]) -> str:
+    return f"[{', '.join(format_dim(d) for d in shape)}]"
+
+
 def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Return the common shape of two shapes under trailing-axis broadcasting, or raise ShapeError."""
+    """Return the common shape under trailing-axis broadcasting, or raise ShapeError."""
     rank = max(len(a), len(b))
     left = (1,) * (rank - len(a)) + a
     right = (1,) * (rank - len(b)) + b
     result = []
     for x, y in zip(left, right, strict=True):
         if x != y and x != 1 and y != 1:
-            raise ShapeError(f"shapes do not broadcast: {list(a)} and {list(b)}")
+            raise ShapeError(
+                f"shapes do not broadcast: got {_dims(b)}, want a shape that fits {_dims(a)}"
+            )
         result.append(y if x == 1 else x)
     return tuple(result)

@@ -9,22 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.graph.dims import product
+from tilewright.graph.dims import Dim, product
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
+from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import F32, I32, TensorType
 
 if TYPE_CHECKING:
     import torch
 
 
+_PAGED = "[blocks, heads, block_size, width]"
+
+
 def _infer_append(inputs: Types, attrs: Attrs) -> TensorType:
     cache, x, slots = inputs
-    want(cache.rank == 4, f"cache is not [blocks, heads, block_size, width]: got {cache}")
-    want(x.rank == 3 and x.shape[1:] == (cache.shape[1], cache.shape[3]),
-         f"entries do not fit the cache: got {x}, want [n, {cache.shape[1]}, {cache.shape[3]}]")
-    want(x.dtype == cache.dtype, f"dtypes differ: got {x.dtype}, want {cache.dtype}")
-    want(slots.dtype == I32 and slots.shape == x.shape[:1], f"slots do not fit: got {slots}")
+    want(cache.rank == 4, f"cache is not paged: got {cache}, want {_PAGED}")
+    entries = TensorType(cache.dtype, (*x.shape[:1], cache.shape[1], cache.shape[3]))
+    want(x == entries, f"entries do not fit the cache: got {x}, want {entries}")
+    indices = TensorType(I32, x.shape[:1])
+    want(slots == indices, f"slots do not fit: got {slots}, want {indices}")
     return cache
 
 
@@ -37,6 +40,12 @@ def _append(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return result
 
 
+def _append_traffic(inputs: Types, output: TensorType) -> Dim:
+    """Bytes of the entries read and stored, and of the slots: the rest of the cache stays."""
+    _, x, slots = inputs
+    return x.num_bytes * 2 + slots.num_bytes
+
+
 register(
     OpDef(
         name="append",
@@ -45,6 +54,7 @@ register(
         infer=_infer_append,
         reference=_append,
         flops=lambda inputs, output, attrs: 0,
+        traffic=_append_traffic,
         doc="The cache with row i of x stored in slot slots[i]; slots of a step are distinct.",
     )
 )
@@ -52,14 +62,19 @@ register(
 
 def _infer_attend(inputs: Types, attrs: Attrs) -> TensorType:
     q, k, v, positions, rows, tables = inputs
-    want(q.rank == 3, f"queries are not [tokens, heads, width]: got {q}")
-    want(k.rank == 4 and k == v, f"caches differ or are not paged: got {k} and {v}")
-    want(k.shape[3] == q.shape[2], f"head widths differ: {q.shape[2]} and {k.shape[3]}")
-    grouped = isinstance(q.shape[1], int) and q.shape[1] % k.shape[1] == 0
-    want(grouped, f"{q.shape[1]} heads are no multiple of {k.shape[1]} kv heads")
+    floats(q, k, v)
+    want(q.rank == 3, f"queries do not fit: got {q}, want [tokens, heads, width]")
+    want(k.rank == 4, f"cache is not paged: got {k}, want {_PAGED}")
+    want(k == v, f"caches differ: got {v}, want {k}")
+    want(k.shape[3] == q.shape[2], f"head widths differ: got {k.shape[3]}, want {q.shape[2]}")
+    heads, kv_heads = q.shape[1], k.shape[1]
+    grouped = isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads == 0
+    want(grouped, f"heads are not grouped: got {heads}, want a multiple of {kv_heads} kv heads")
+    per_token = TensorType(I32, q.shape[:1])
     for name, index in (("positions", positions), ("request_rows", rows)):
-        want(index == TensorType(I32, q.shape[:1]), f"{name} do not fit the queries: got {index}")
-    want(tables.dtype == I32 and tables.rank == 2, f"block tables are not i32[r, b]: got {tables}")
+        want(index == per_token, f"{name} do not fit the queries: got {index}, want {per_token}")
+    fits = tables.dtype == I32 and tables.rank == 2
+    want(fits, f"block tables do not fit: got {tables}, want i32[requests, blocks]")
     return TensorType(F32, q.shape)
 
 
@@ -67,25 +82,45 @@ def _attend(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     import torch
 
     q, k, v, positions, rows, tables = inputs
+    scale = attrs["scale"]
+    assert isinstance(scale, float)
     block_size, repeat = k.shape[2], q.shape[1] // k.shape[1]
     output = torch.zeros_like(q)
-    for row in rows.unique().tolist():
+    for row in sorted(set(rows.tolist())):
         mine = (rows == row).nonzero()[:, 0]
         last = int(positions[mine].max())
         blocks = tables[row, : last // block_size + 1].long()
+        # [kv_heads, entries, width], then one copy of a kv head for each query head it serves
         keys, values = (
-            c[blocks].transpose(0, 1).flatten(1, 2)[:, : last + 1].to(q.dtype).repeat_interleave(
-                repeat, 0
-            )
-            for c in (k, v)
+            cache[blocks].transpose(0, 1).flatten(1, 2)[:, : last + 1].to(q.dtype)
+            for cache in (k, v)
         )
-        scores = torch.einsum("thd,hsd->hts", q[mine], keys) * attrs["scale"]
+        keys, values = keys.repeat_interleave(repeat, 0), values.repeat_interleave(repeat, 0)
+        scores = torch.einsum("thd,hsd->hts", q[mine], keys) * scale
         hidden = torch.arange(last + 1)[None, :] > positions[mine][:, None]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        # A masked entry has weight 0, but 0 * NaN is NaN: rows not yet written must not count.
-        visible = values.masked_fill(hidden.all(0)[None, :, None], 0.0)
-        output = output.index_put((mine,), torch.einsum("hts,hsd->thd", weights, visible))
+        output = output.index_put((mine,), _weighted_sum(weights, values, hidden))
     return output
+
+
+def _weighted_sum(
+    weights: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """Sum [h, t, s] times [h, s, d] over s; a hidden entry adds nothing, be it NaN or infinite."""
+    import torch
+
+    if values.isfinite().all():
+        return torch.einsum("hts,hsd->thd", weights, values)
+    seen = values[:, None].masked_fill(hidden[None, :, :, None], 0.0)  # 0 * NaN would be NaN
+    return torch.einsum("hts,htsd->thd", weights, seen)
+
+
+def _attend_traffic(inputs: Types, output: TensorType) -> Dim:
+    """Bytes when every request fills its block table: each cached entry is read once."""
+    q, k, _, positions, rows, tables = inputs
+    cached = k.with_shape(tables.num_elements, *k.shape[1:]).num_bytes * 2
+    small = positions.num_bytes + rows.num_bytes + tables.num_bytes
+    return q.num_bytes + cached + small + output.num_bytes
 
 
 register(
@@ -98,6 +133,7 @@ register(
         flops=lambda inputs, output, attrs: product(output.shape)
         * 4 * inputs[5].shape[1] * inputs[1].shape[2],
         attrs={"scale": float},
+        traffic=_attend_traffic,
         reduced_axes=((), (0, 2), (0, 2), (), (), ()),
         doc="softmax(scale q k^T) v, causal by absolute position, grouped queries: query head h "
         "reads kv head h // (heads / kv_heads).",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.graph.dims import product
+from tilewright.graph.dims import format_dim, product
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
+from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import F32, TensorType
 
 if TYPE_CHECKING:
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def _infer_linear(inputs: Types, attrs: Attrs) -> TensorType:
     x, w = inputs
-    want(x.dtype.is_float and w.dtype.is_float, f"operands are not floating point: got {x}, {w}")
-    want(x.rank >= 1 and w.rank == 2, f"ranks do not fit: got {x}, {w}, want [.., k], [n, k]")
-    want(x.shape[-1] == w.shape[1], f"inner extents differ: {x.shape[-1]} and {w.shape[1]}")
+    floats(x, w)
+    want(x.rank >= 1 and w.rank == 2, f"ranks do not fit: got {x} and {w}, want [.., k] and [n, k]")
+    k = x.shape[-1]
+    want(k == w.shape[1], f"inner extents differ: got {w}, want [n, {format_dim(k)}]")
     return TensorType(F32, (*x.shape[:-1], w.shape[0]))
 
 

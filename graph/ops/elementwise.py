@@ -1,4 +1,4 @@
-"""Elementwise ops: one definition each. The scalar expression is the lowering, torch the meaning."""
+"""Elementwise ops, one definition each: the scalar expression lowers it, torch is its meaning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tilewright.graph import scalar as s
 from tilewright.graph.dims import product
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
+from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import DTYPES, F32, DType, TensorType, broadcast, dtype
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ Scalar = s.Scalar
 def infer_broadcast(inputs: Types, attrs: Attrs) -> TensorType:
     """Floating operands of broadcastable shapes give fp32."""
     shape = inputs[0].shape
+    floats(*inputs)
     for operand in inputs:
-        want(operand.dtype.is_float, f"operand is not floating point: got {operand}")
         shape = broadcast(shape, operand.shape)
     return TensorType(F32, shape)
 
@@ -35,7 +35,7 @@ def elementwise(
     flops: int = 1,
     attrs: dict[str, type] | None = None,
 ) -> OpDef:
-    """Register an elementwise op. `scalar` and `reference` take the operands, then the attributes."""
+    """Register an elementwise op; `scalar` and `reference` take operands, then attributes."""
 
     def call_scalar(values: Attrs, *operands: Scalar) -> Scalar:
         return scalar(*operands, **values)
@@ -90,8 +90,10 @@ elementwise(
 
 def _infer_cast(inputs: Types, attrs: Attrs) -> TensorType:
     target = dtype(str(attrs["dtype"]))
-    want(isinstance(inputs[0].dtype, DType), f"cannot cast a block format: got {inputs[0]}")
-    want(target.name in _ROUNDING, f"cannot cast to {target}: want {', '.join(_ROUNDING)}")
+    plain = isinstance(inputs[0].dtype, DType)
+    want(plain, f"block formats have no cast: got {inputs[0]}, want floats or ints")
+    known = ", ".join(_ROUNDING)
+    want(target.name in _ROUNDING, f"dtype is no rounding target: got {target}, want {known}")
     return TensorType(target, inputs[0].shape)
 
 
@@ -103,8 +105,6 @@ def _cast_reference(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tenso
     import torch
 
     (x,) = inputs
-    if not x.is_floating_point():
-        return x.to(torch.get_default_dtype())
     target = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
     return x.to(target[str(attrs["dtype"])]).to(x.dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.graph.dims import Dim
 from tilewright.graph.ir import Attrs
 from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
 from tilewright.graph.types import F32, I32, TensorType
@@ -9,16 +10,23 @@ from tilewright.graph.types import F32, I32, TensorType
 
 def _infer_embedding(inputs: Types, attrs: Attrs) -> TensorType:
     ids, table = inputs
-    want(ids.dtype == I32 and ids.rank == 1, f"ids are not i32[n]: got {ids}")
-    want(table.dtype.is_float and table.rank == 2, f"table is not a float matrix: got {table}")
+    want(ids.dtype == I32 and ids.rank == 1, f"ids do not fit: got {ids}, want i32[n]")
+    fits = table.dtype.is_float and table.rank == 2
+    want(fits, f"table is no matrix: got {table}, want floats [n, width]")
     return TensorType(F32, (ids.shape[0], table.shape[1]))
 
 
 def _infer_gather_rows(inputs: Types, attrs: Attrs) -> TensorType:
     x, rows = inputs
-    want(rows.dtype == I32 and rows.rank == 1, f"rows are not i32[n]: got {rows}")
-    want(x.rank >= 1, f"operand has no rows: got {x}")
+    want(rows.dtype == I32 and rows.rank == 1, f"rows do not fit: got {rows}, want i32[n]")
+    want(x.rank >= 1, f"operand has no rows: got {x}, want rank 1 or more")
     return x.with_shape(rows.shape[0], *x.shape[1:])
+
+
+def _embedding_traffic(inputs: Types, output: TensorType) -> Dim:
+    """Bytes of the rows read, the ids and the result."""
+    ids, table = inputs
+    return table.with_shape(*output.shape).num_bytes + ids.num_bytes + output.num_bytes
 
 
 register(
@@ -29,6 +37,7 @@ register(
         infer=_infer_embedding,
         reference=lambda inputs, attrs: inputs[1][inputs[0].long()],
         flops=lambda inputs, output, attrs: 0,
+        traffic=_embedding_traffic,
         doc="Row ids[i] of a table [n, width], which may be block-quantised.",
     )
 )
@@ -40,6 +49,7 @@ register(
         infer=_infer_gather_rows,
         reference=lambda inputs, attrs: inputs[0][inputs[1].long()],
         flops=lambda inputs, output, attrs: 0,
+        traffic=lambda inputs, output: output.num_bytes * 2 + inputs[1].num_bytes,
         doc="Row rows[i] of an activation; bits are copied as they are.",
     )
 )

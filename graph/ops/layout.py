@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.graph.dims import evaluate, product, symbols_of
+from tilewright.graph.dims import Dim, product
 from tilewright.graph.ir import Attrs
 from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
 from tilewright.graph.types import TensorType
@@ -19,11 +19,23 @@ PAIRINGS = ("half", "interleaved")
 def _infer_split_heads(inputs: Types, attrs: Attrs) -> TensorType:
     (x,) = inputs
     heads = attrs["num_heads"]
-    want(isinstance(heads, int) and heads > 0, f"num_heads is not positive: got {heads}")
     assert isinstance(heads, int)
-    width = x.shape[-1]
-    want(isinstance(width, int) and width % heads == 0, f"{heads} heads do not divide {x}")
+    want(heads > 0, f"num_heads is not positive: got {heads}, want at least 1")
+    width = _last(x)
+    fits = isinstance(width, int) and width % heads == 0
+    want(fits, f"heads do not divide the last axis: got {x}, want a multiple of {heads}")
     return x.with_shape(*x.shape[:-1], heads, width // heads)
+
+
+def _last(x: TensorType) -> Dim:
+    want(x.rank >= 1, f"operand has no last axis: got {x}, want rank 1 or more")
+    return x.shape[-1]
+
+
+def _infer_merge_heads(inputs: Types, attrs: Attrs) -> TensorType:
+    (x,) = inputs
+    want(x.rank >= 2, f"operand has no heads: got {x}, want rank 2 or more")
+    return x.with_shape(*x.shape[:-2], product(x.shape[-2:]))
 
 
 def _split_heads(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
@@ -51,9 +63,7 @@ register(
         name="merge_heads",
         kind=Kind.LAYOUT,
         num_inputs=1,
-        infer=lambda inputs, attrs: inputs[0].with_shape(
-            *inputs[0].shape[:-2], product(inputs[0].shape[-2:])
-        ),
+        infer=_infer_merge_heads,
         reference=lambda inputs, attrs: inputs[0].flatten(-2),
         flops=lambda inputs, output, attrs: 0,
         doc="[.., heads, width] -> [.., heads * width]; a view, no element moves.",
@@ -79,9 +89,9 @@ def _infer_slice(inputs: Types, attrs: Attrs) -> TensorType:
     (x,) = inputs
     start, stop = attrs["start"], attrs["stop"]
     assert isinstance(start, int) and isinstance(stop, int)
-    width = x.shape[-1]
-    want(not symbols_of([width]), f"last axis is symbolic: got {x}")
-    in_range = 0 <= start < stop <= evaluate(width, {})
+    width = _last(x)
+    want(isinstance(width, int), f"last axis is symbolic: got {x}, want an int")
+    in_range = 0 <= start < stop <= width
     want(in_range, f"slice is out of range: got {start}:{stop}, want within 0:{width}")
     return x.with_shape(*x.shape[:-1], stop - start)
 
@@ -103,8 +113,9 @@ def _infer_rotate_pairs(inputs: Types, attrs: Attrs) -> TensorType:
     (x,) = inputs
     pairing = attrs["pairing"]
     want(pairing in PAIRINGS, f"unknown pairing: got {pairing}, want {' or '.join(PAIRINGS)}")
-    width = x.shape[-1]
-    want(isinstance(width, int) and width % 2 == 0, f"last axis is not even: got {x}")
+    width = _last(x)
+    even = isinstance(width, int) and width % 2 == 0
+    want(even, f"last axis is not even: got {x}, want an even int")
     return x
 
 
@@ -115,7 +126,7 @@ def _rotate_pairs(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     if attrs["pairing"] == "half":
         a, b = x.chunk(2, -1)
         return torch.cat((-b, a), -1)
-    pairs = x.unflatten(-1, (-1, 2))
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
     return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
 
 

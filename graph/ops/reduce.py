@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilewright.graph.dims import product
+from tilewright.graph.dims import format_dim, product
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
+from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import F32, TensorType
 
 if TYPE_CHECKING:
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 def _infer_reduce(inputs: Types, attrs: Attrs) -> TensorType:
     (x,) = inputs
-    want(x.dtype.is_float, f"operand is not floating point: got {x}")
-    want(x.rank >= 1, f"operand has no axis to reduce: got {x}")
+    _float_rows(x)
     return TensorType(F32, (*x.shape[:-1], 1))
+
+
+def _float_rows(x: TensorType) -> None:
+    floats(x)
+    want(x.rank >= 1, f"operand has no axis to reduce: got {x}, want rank 1 or more")
 
 
 def _reduce(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> OpDef:
@@ -41,15 +45,18 @@ _reduce("reduce_max", lambda x: x.amax(-1, keepdim=True))
 
 def _infer_rms_norm(inputs: Types, attrs: Attrs) -> TensorType:
     x, w = inputs
-    want(x.dtype.is_float and w.dtype.is_float, f"operands are not floating point: got {x}, {w}")
-    want(w.rank == 1, f"weight has rank {w.rank}, want 1: got {w}")
-    want(x.shape[-1:] == w.shape, f"weight does not fit the last axis: got {w}, want {x}")
+    _float_rows(x)
+    floats(w)
+    fits = x.shape[-1:] == w.shape
+    want(fits, f"weight does not fit the last axis: got {w}, want [{format_dim(x.shape[-1])}]")
     return TensorType(F32, x.shape)
 
 
 def _rms_norm_reference(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     x, w = inputs
-    return x * (x.square().mean(-1, keepdim=True) + attrs["eps"]).rsqrt() * w
+    eps = attrs["eps"]
+    assert isinstance(eps, float)
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * w
 
 
 def _expand_rms_norm(b: Any, inputs: Sequence[Any], attrs: Attrs) -> Any:
@@ -76,6 +83,12 @@ register(
 )
 
 
+def _infer_softmax(inputs: Types, attrs: Attrs) -> TensorType:
+    (x,) = inputs
+    _float_rows(x)
+    return TensorType(F32, x.shape)
+
+
 def _expand_softmax(b: Any, inputs: Sequence[Any], attrs: Attrs) -> Any:
     (x,) = inputs
     weights = b.op("exp", b.op("sub", x, b.op("reduce_max", x)))
@@ -87,7 +100,7 @@ register(
         name="softmax",
         kind=Kind.COMPOSITE,
         num_inputs=1,
-        infer=lambda inputs, attrs: TensorType(F32, inputs[0].shape),
+        infer=_infer_softmax,
         reference=lambda inputs, attrs: inputs[0].softmax(-1),
         flops=lambda inputs, output, attrs: product(output.shape) * 11,
         expand=_expand_softmax,

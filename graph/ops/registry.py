@@ -55,8 +55,9 @@ class OpDef:
     """What an op means: type rule, torch reference, cost; `attrs` gives the type of each attribute.
 
     `reference(inputs, attrs)` computes in the dtype of its floating inputs (fp32 or fp64).
-    `scalar(attrs, *operands)` is the lowering of an elementwise op. `expand(builder, inputs, attrs)`
-    is the definition of a composite op. `reduced_axes` lists, per operand, the axes summed over.
+    `scalar(attrs, *operands)` is the lowering of an elementwise op. `expand(builder, inputs,
+    attrs)` is the definition of a composite op. `reduced_axes` lists, per operand, the axes summed
+    over. `traffic` counts bytes where an op touches only part of an operand.
     """
 
     name: str
@@ -69,25 +70,29 @@ class OpDef:
     scalar: Callable[..., Scalar] | None = None
     expand: Callable[..., Any] | None = None
     reduced_axes: tuple[tuple[int, ...], ...] = ()
+    traffic: Callable[[Types, TensorType], Dim] = traffic
     doc: str = ""
 
     def cost(self, inputs: Types, output: TensorType, attrs: Attrs) -> Cost:
-        return Cost(self.flops(inputs, output, attrs), traffic(inputs, output))
+        return Cost(self.flops(inputs, output, attrs), self.traffic(inputs, output))
 
     def checked_type(self, inputs: Types, attrs: Attrs) -> TensorType:
-        """Return the output type; raise ShapeError for a wrong operand count, attribute or shape."""
+        """Return the output type; raise ShapeError for a wrong operand, attribute or shape."""
         if len(inputs) != self.num_inputs:
             raise ShapeError(f"wrong number of operands: got {len(inputs)}, want {self.num_inputs}")
-        for name in {*attrs, *self.attrs}:
+        for name in dict.fromkeys((*attrs, *self.attrs)):
             if name not in self.attrs:
                 known = ", ".join(self.attrs) or "none"
-                raise ShapeError(f"unknown attribute '{name}': have {known}")
+                raise ShapeError(f"unknown attribute: got {name}, want {known}")
             if name not in attrs:
-                raise ShapeError(f"attribute '{name}' is missing")
+                have = ", ".join(attrs) or "none"
+                raise ShapeError(f"attribute missing: got {have}, want {name}")
             if type(attrs[name]) is not self.attrs[name]:
                 want = self.attrs[name].__name__
                 got = type(attrs[name]).__name__
                 raise ShapeError(f"attribute '{name}' has the wrong type: got {got}, want {want}")
+            if attrs[name] != attrs[name]:
+                raise ShapeError(f"attribute '{name}' is not a number: got nan, want a float")
         return self.infer(inputs, attrs)
 
 
@@ -106,6 +111,12 @@ def op_def(name: str) -> OpDef:
     if name not in OPS:
         raise ShapeError(f"op '{name}': unknown: have {', '.join(sorted(OPS))}")
     return OPS[name]
+
+
+def floats(*operands: TensorType) -> None:
+    """Raise ShapeError unless every operand is floating point."""
+    for operand in operands:
+        want(operand.dtype.is_float, f"operand is not floating point: got {operand}, want floats")
 
 
 def want(condition: object, problem: str) -> None:

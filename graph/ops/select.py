@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.graph.dims import product
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
+from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import F32, I32, TensorType
 
 if TYPE_CHECKING:
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 def _infer_argmax(inputs: Types, attrs: Attrs) -> TensorType:
     (x,) = inputs
-    want(x.dtype.is_float and x.rank >= 1, f"operand is not a float row: got {x}")
+    _float_rows(x)
     return TensorType(I32, x.shape[:-1])
+
+
+def _float_rows(x: TensorType) -> None:
+    floats(x)
+    want(x.rank >= 1, f"operand has no last axis: got {x}, want rank 1 or more")
 
 
 def _argmax(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
@@ -32,9 +37,10 @@ def _infer_top_k(inputs: Types, attrs: Attrs) -> TensorType:
     (x,) = inputs
     k = attrs["k"]
     assert isinstance(k, int)
-    want(x.dtype.is_float and x.rank >= 1, f"operand is not a float row: got {x}")
+    _float_rows(x)
     width = x.shape[-1]
-    want(k > 0 and (not isinstance(width, int) or k <= width), f"k is out of range: {k} of {width}")
+    fits = isinstance(width, int) and 0 < k <= width
+    want(fits, f"k is out of range: got {k}, want 1 to the last axis of {x}, an int")
     return TensorType(F32, (*x.shape[:-1], k))
 
 
