@@ -18,6 +18,13 @@ from tilewright.runtime.errors import ArtifactError
 FORMAT = 1
 ABI = "tvm-ffi/1"
 
+ROW_MAJOR = "row_major"  # the layout of a weight stored as its type and shape say
+ALIGNMENT = 64  # of every tensor's data, in bytes
+ITEM_BYTES: Mapping[str, int] = {
+    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "ue8m0": 1,
+    "i64": 8, "i32": 4, "i8": 1, "u8": 1,
+}
+
 Extent: TypeAlias = "int | str | list[Any]"
 
 
@@ -50,6 +57,13 @@ class WeightRecord:
     layout: str
     offset: int
     num_bytes: int
+
+
+def weight_tensor(weight: WeightRecord) -> TensorRecord:
+    """Return what a kernel receives for a weight: itself if row-major, else its bytes as u8[n]."""
+    if weight.layout == ROW_MAJOR:
+        return TensorRecord(weight.name, weight.format, weight.shape)
+    return TensorRecord(weight.name, "u8", (weight.num_bytes,))
 
 
 @dataclass(frozen=True)
