@@ -36,7 +36,7 @@ def oracle(dtype: str, raw: quants.Bytes, shape: tuple[int, ...]) -> NDArray[np.
     return np.asarray(values, np.float32).reshape(shape)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     rows=st.integers(1, 5),
@@ -56,7 +56,7 @@ def test_values_equal_ggml_bit_for_bit(
     np.testing.assert_array_equal(got.view(np.uint32)[numbers], want.view(np.uint32)[numbers])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 4), blocks=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_codes_and_scales_give_the_values(rows: int, blocks: int, seed: int) -> None:
     def spread(scale: NDArray[np.generic], group: int) -> NDArray[np.float32]:
