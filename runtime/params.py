@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 from tilewright.runtime.errors import RequestError
 
@@ -86,7 +87,7 @@ class SamplingParams:
         for name, value in settings.items():
             if name not in known:
                 raise _refusal(str(name), "unknown name", value, f"one of {', '.join(known)}")
-        return replace(cls(), **settings)
+        return replace(cls(), **cast(dict[str, Any], settings))
 
     @property
     def is_greedy(self) -> bool:
@@ -131,9 +132,9 @@ class SamplingParams:
         _check_int("max_tokens", self.max_tokens, 1, None)
         if num_prompt_tokens + self.max_tokens > max_context:
             raise RequestError(
-                f"sampling parameter 'max_tokens': beyond the context: got {_shown(self.max_tokens)}"
-                f" after a prompt of {num_prompt_tokens} tokens, want at most"
-                f" {max_context - num_prompt_tokens} (context of {max_context} tokens)"
+                f"sampling parameter 'max_tokens': beyond the context: got"
+                f" {_shown(self.max_tokens)} after a prompt of {num_prompt_tokens} tokens, want"
+                f" at most {max_context - num_prompt_tokens} (context of {max_context} tokens)"
             )
         _check_int("min_tokens", self.min_tokens, 0, None)
         if self.min_tokens > self.max_tokens:

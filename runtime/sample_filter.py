@@ -9,10 +9,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.runtime.sample_math import WEIGHT_BITS, weights
+from tilewright.runtime.sample_math import CHUNK, WEIGHT_BITS, total_weight, weights
 
 _NUM_ROWS = 64
-_PREFIXES = (256, 4096)
+_PREFIX = 256
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -68,19 +68,38 @@ def _nucleus(
 
     top_p is rounded to units of 2^-32; the prefix reaches ceil(top_p * total), in integers.
     """
-    values = logits if kept is None else logits[kept]
-    ordered = weights(values, max_logit, temperature)
-    total = int(ordered.sum())
-    target = -(-max(round(top_p * 2**32), 1) * total >> 32)
+    share = max(round(top_p * 2**32), 1)
     if kept is not None:
-        return kept[: _reach(ordered, target)]
-    for count in _PREFIXES:
-        ids = largest(logits, count)
-        ordered = weights(logits[ids], max_logit, temperature)
-        if int(ordered.sum()) >= target:
-            return ids[: _reach(ordered, target)]
-    ids = largest(logits, len(logits))
-    return ids[: _reach(weights(logits[ids], max_logit, temperature), target)]
+        ordered = weights(logits[kept], max_logit, temperature)
+        return kept[: _reach(ordered, -(-share * int(ordered.sum()) >> 32))]
+    target = -(-share * total_weight(logits, max_logit, temperature) >> 32)
+    ids = largest(logits, _PREFIX)
+    ordered = weights(logits[ids], max_logit, temperature)
+    if int(ordered.sum()) >= target:
+        return ids[: _reach(ordered, target)]
+    # A wide nucleus: sorting values is much cheaper than sorting ids.
+    values = np.sort(logits)[::-1]
+    count = _count_reaching(values, max_logit, temperature, target)
+    return _first_of_sorted(logits, values[count - 1], count)
+
+
+def _count_reaching(values: Logits, max_logit: np.float32, temperature: float, target: int) -> int:
+    """How many of the sorted values it takes to reach the target, in pieces as in total_weight."""
+    done = 0
+    for start in range(0, len(values), CHUNK):
+        piece = weights(values[start : start + CHUNK], max_logit, temperature)
+        total = int(piece.sum())
+        if done + total >= target:
+            return start + _reach(piece, target - done)
+        done += total
+    raise AssertionError(f"target {target} is above the total {done}")
+
+
+def _first_of_sorted(logits: Logits, last: np.float32, count: int) -> Ids:
+    """The `count` first by logit and id, in any order; `last` is the lowest logit among them."""
+    above = np.flatnonzero(logits > last)
+    equal = np.flatnonzero(logits == last)
+    return np.concatenate((above, equal[: count - len(above)]))
 
 
 def _reach(ordered: NDArray[np.int64], target: int) -> int:
@@ -91,11 +110,13 @@ def _reach(ordered: NDArray[np.int64], target: int) -> int:
 def _likely(
     logits: Logits, kept: Ids | None, max_logit: np.float32, temperature: float, min_p: float
 ) -> Ids:
-    """Those with a weight of at least min_p times the largest, rounded down to 2^-40."""
+    """Those with a weight of at least min_p times the largest, rounded down to 2^-32."""
     if kept is None:
         # A superset found cheaply; the weights below decide.
-        reach = temperature * (0.01 - math.log(max(min_p, 2.0**-41))) * 1.001
+        reach = temperature * (0.01 - math.log(max(min_p, 2.0**-33))) * 1.001
         floor = np.float32(max(float(max_logit) - reach - 1e-6 * abs(float(max_logit)), -3.4e38))
         kept = np.flatnonzero(logits >= floor)
     floor_weight = max(math.floor(min_p * 2**WEIGHT_BITS), 1)
-    return kept[weights(logits[kept], max_logit, temperature) >= floor_weight]
+    is_likely = weights(logits[kept], max_logit, temperature) >= floor_weight
+    likely: Ids = kept[is_likely]
+    return likely

@@ -16,7 +16,7 @@ from tilewright.runtime.sample_math import log
 
 NUM_GROUPS = 512
 _FIRST = 48
-_WHOLE_FROM = 1024
+_DIRECT = 768
 # Bounds are compared with this much to spare, which covers all rounding; scores then decide.
 _SLACK = 1e-3
 
@@ -36,17 +36,16 @@ def draw_token(
     logits: float32 [vocab]; kept: the ids to choose from, None for all; max_logit: the largest
     finite logit among them; temperature: above 0. Evaluated in float64.
     """
-    if kept is not None and len(kept) >= _WHOLE_FROM:
+    if kept is None:
+        return _draw_from_all(logits, max_logit, temperature, draw)
+    if len(kept) >= _DIRECT:
         masked = np.full_like(logits, -np.inf)
         masked[kept] = logits[kept]
-        return draw_token(masked, None, max_logit, temperature, draw)
-    if kept is None:
-        kept = _possible(logits, max_logit, temperature, draw)
-    values = _relative(logits[kept], max_logit, temperature)
+        return _draw_from_all(masked, max_logit, temperature, draw)
     if len(kept) == 1:
         return int(kept[0])
-    scores = values + noise(kept, len(logits), draw)
-    return int(kept[scores == scores.max()].min())
+    values = _relative(logits[kept], max_logit, temperature)
+    return _lowest_best(kept, values + noise(kept, len(logits), draw))
 
 
 def noise(ids: Ids, vocab_size: int, draw: Draw) -> Floats:
@@ -54,34 +53,47 @@ def noise(ids: Ids, vocab_size: int, draw: Draw) -> Floats:
     groups = ids % NUM_GROUPS
     streams = np.repeat(np.array([TOKEN_STREAM, GROUP_STREAM]), len(ids))
     words = keyed_words(np.concatenate((ids, groups)), streams, draw)
-    uniforms = _uniforms(words[0])
-    exponentials = -log(uniforms)
-    own, of_group = exponentials[: len(ids)], exponentials[len(ids) :]
-    sizes = _group_sizes(groups, vocab_size)
-    first = _first_members(words[1, len(ids) :], groups, sizes)
-    own[ids == first] = 0.0
-    return -log(of_group / sizes + own)
+    exponentials = _exponentials(words[0])
+    smallest = exponentials[len(ids) :] / _group_sizes(groups, vocab_size)
+    first = _first_members(words[1, len(ids) :], groups, vocab_size)
+    return _joined(ids, exponentials[: len(ids)], smallest, first)
 
 
-def _possible(
+def _joined(ids: Ids, own: Floats, smallest: Floats, first: Ids) -> Floats:
+    """Noise from each token's own exponential, its group's smallest, and who has the latter."""
+    return -log(smallest + np.where(ids == first, 0.0, own))
+
+
+def _draw_from_all(
     logits: NDArray[np.float32], max_logit: np.float32, temperature: float, draw: Draw
-) -> Ids:
-    """Ids that include every possible winner, ascending."""
+) -> int:
+    """`draw_token` over the whole vocabulary."""
     vocab_size = len(logits)
     groups = np.arange(min(NUM_GROUPS, vocab_size), dtype=np.int64)
-    sizes = _group_sizes(groups, vocab_size)
     words = keyed_words(groups, np.full_like(groups, GROUP_STREAM), draw)
-    bounds = -log(-log(_uniforms(words[0])) / sizes)
+    smallest = _exponentials(words[0]) / _group_sizes(groups, vocab_size)
+    bounds = -log(smallest)
+    first = _first_members(words[1], groups, vocab_size)
     # The member that has the group's smallest E attains the bound: a score known without more.
-    first = _first_members(words[1], groups, sizes)
     best = float((_relative(logits[first], max_logit, temperature) + bounds).max())
     ids = _above(logits, max_logit, temperature, bounds, best)
-    if len(ids) > 2 * _FIRST:
+
+    def scores(chosen: Ids) -> Floats:
+        own = _exponentials(keyed_words(chosen, np.full_like(chosen, TOKEN_STREAM), draw)[0])
+        group = chosen % NUM_GROUPS
+        added = _joined(chosen, own, smallest[group], first[group])
+        return _relative(logits[chosen], max_logit, temperature) + added
+
+    if len(ids) > _DIRECT:
         potential = _relative(logits[ids], max_logit, temperature) + bounds[ids % NUM_GROUPS]
         top = ids[np.argpartition(potential, -_FIRST)[-_FIRST:]]
-        scores = _relative(logits[top], max_logit, temperature) + noise(top, vocab_size, draw)
-        ids = ids[potential >= max(best, float(scores.max())) - _SLACK]
-    return ids
+        ids = ids[potential >= max(best, float(scores(top).max())) - _SLACK]
+    return _lowest_best(ids, scores(ids))
+
+
+def _lowest_best(ids: Ids, scores: Floats) -> int:
+    """The lowest id among those with the largest score."""
+    return int(ids[scores == scores.max()].min())
 
 
 def _above(
@@ -108,13 +120,13 @@ def _above(
 
 
 def _relative(values: NDArray[np.float32], max_logit: np.float32, temperature: float) -> Floats:
-    """(logit - max) / T in float64: near 0 for likely tokens, so that noise is never rounded off."""
+    """(logit - max) / T in float64: near 0 for likely tokens, so no noise is rounded off."""
     return (values.astype(np.float64) - float(max_logit)) / temperature
 
 
-def _uniforms(words: NDArray[np.uint32]) -> Floats:
-    """Midpoints of the 2^32 equal parts of (0, 1); exact in float64."""
-    return (words.astype(np.float64) + 0.5) * 2.0**-32
+def _exponentials(words: NDArray[np.uint32]) -> Floats:
+    """-log of the midpoints of the 2^32 equal parts of (0, 1), which float64 holds exactly."""
+    return -log((words.astype(np.float64) + 0.5) * 2.0**-32)
 
 
 def _group_sizes(groups: Ids, vocab_size: int) -> Ids:
@@ -122,7 +134,7 @@ def _group_sizes(groups: Ids, vocab_size: int) -> Ids:
     return (vocab_size - groups + (NUM_GROUPS - 1)) // NUM_GROUPS
 
 
-def _first_members(words: NDArray[np.uint32], groups: Ids, sizes: Ids) -> Ids:
+def _first_members(words: NDArray[np.uint32], groups: Ids, vocab_size: int) -> Ids:
     """The member with its group's smallest E: member floor(word * size / 2^32)."""
-    rows = (words.astype(np.int64) * sizes) >> 32
+    rows = (words.astype(np.int64) * _group_sizes(groups, vocab_size)) >> 32
     return rows * NUM_GROUPS + groups
