@@ -135,6 +135,7 @@ _HEADS = {sympy.Add: "add", sympy.Mul: "mul", sympy.Max: "max", sympy.Min: "min"
 _BUILDERS = {head: kind for kind, head in _HEADS.items()}
 _KNOWN = "int, name, add, mul, max, min or ceildiv by a positive int"
 _MAX_DEPTH = 64
+_MAX_TOKENS = 512
 
 
 def from_json(tree: object) -> Dim:
@@ -170,7 +171,7 @@ def _format(tree: DimJson) -> str:
     return f"{tree[0]}({', '.join(_format(a) for a in tree[1:])})"
 
 
-_DIM_TOKEN = re.compile(r"\s*(?:(-?[0-9]+)|(\w+)|([(),]))")
+_DIM_TOKEN = re.compile(r"\s*(?:(-?[0-9]{1,19})|(\w+)|([(),]))")
 
 
 def parse_dim(text: str) -> Dim:
@@ -180,6 +181,8 @@ def parse_dim(text: str) -> Dim:
     while match := _DIM_TOKEN.match(text, end):
         tokens.append(match.group().strip())
         end = match.end()
+    if len(tokens) > _MAX_TOKENS:
+        raise ShapeError(f"dim: too long: got {len(tokens)} tokens, want at most {_MAX_TOKENS}")
     tree, rest = _parse_tree(text, tokens, 0)
     if text[end:].strip() or rest != len(tokens):
         raise ShapeError(f"dim '{text}': malformed: want {_KNOWN}")
@@ -188,10 +191,10 @@ def parse_dim(text: str) -> Dim:
 
 def _parse_tree(text: str, tokens: list[str], at: int) -> tuple[DimJson, int]:
     """Return the tree that starts at token `at`, and the index after it."""
-    if at >= len(tokens) or tokens[at] in "()," or at > 4096:
+    if at >= len(tokens) or tokens[at] in "(),":
         raise ShapeError(f"dim '{text}': malformed: want {_KNOWN}")
     token, at = tokens[at], at + 1
-    if token.lstrip("-").isdecimal():
+    if token.isascii() and token.lstrip("-").isdecimal():
         return int(token), at
     if at >= len(tokens) or tokens[at] != "(":
         return token, at
