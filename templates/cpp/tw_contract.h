@@ -1,0 +1,296 @@
+// Launch of a contraction group: several weights over the same input rows, with a prologue that makes
+// the fp32 rows and one epilogue per section.
+//
+// A translation unit defines
+//   struct Args                      what prologue and epilogues read and write
+//   struct Rows                      static void row(const Args&, int64_t row, float* a) writes a[K], or with
+//                                    Schedule::ROWS == DIRECT static const float* row(const Args&, int64_t row)
+//   struct Section per output        N; type weights = tw::weight_list<tw::q4_1, ...>;
+//                                    static const uint8_t* packed(const Args&, int weight_id);
+//                                    static void epilogue(const Args&, int64_t row, int64_t col, int64_t width,
+//                                                         const float* const* acc)
+//   struct Problem                   K, ORDER, SEGMENTS; types args, rows, sections = tw::section_list<...>
+//   struct Schedule                  FORM, ROW_TILE, PANEL_TILE, PANELS_PER_ITEM, ROW_BLOCK, K_BLOCK, PREFETCH,
+//                                    ROWS, SPLIT: no field of it can change a result bit
+// and calls tw::contract<Problem, Schedule>(args, num_rows, pool, workspace). `tw_parallel` (tw_host.h) is
+// included before this file. The workspace holds workspace_bytes<Problem, Schedule>(num_rows, num_threads)
+// bytes, 64-byte aligned.
+#pragma once
+#include "tw_contract_tile.h"
+
+namespace tw {
+
+enum form { STREAM = 0, SLAB = 1 };                        // GEMV form, GEMM form
+enum rows_mode { INLINE_ROWS = 0, PHASE = 1, DIRECT = 2 };  // prologue per work item, first phase, none
+enum split { BY_ROWS = 0, BY_PANELS = 1 };                 // which of row block and panels is outermost
+
+template <class... W> struct weight_list {
+  static constexpr int COUNT = sizeof...(W);
+};
+template <class... S> struct section_list {};
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class First, class...> struct first_of { using type = First; };
+template <class A, class B> struct same { static constexpr bool value = false; };
+template <class A> struct same<A, A> { static constexpr bool value = true; };
+
+template <class List> struct weights_of;
+template <class... W> struct weights_of<weight_list<W...>> {
+  using first = typename first_of<W...>::type;
+  static constexpr bool UNIFORM = (same<first, W>::value && ...);
+};
+
+template <class List> struct sections_of;
+template <class... S> struct sections_of<section_list<S...>> {
+  using first = typename weights_of<typename first_of<S...>::type::weights>::first;
+  static constexpr bool UNIFORM = ((weights_of<typename S::weights>::UNIFORM &&
+                                    same<first, typename weights_of<typename S::weights>::first>::value) && ...);
+  static constexpr int MAX_WEIGHTS = [] {
+    int most = 0;
+    ((most = S::weights::COUNT > most ? S::weights::COUNT : most), ...);
+    return most;
+  }();
+  static constexpr int64_t items(int64_t panels_per_item) {
+    return (ceil_div(ceil_div(S::N, 16), panels_per_item) + ...);
+  }
+};
+
+// Sizes in bytes and elements that follow from the problem and the schedule.
+template <class P, class S>
+struct sizes {
+  using lists = sections_of<typename P::sections>;
+  using weight = typename lists::first;
+  static constexpr bool FACTORS = P::ORDER == FACTORED && weight::HAS_SCALE;
+  static constexpr bool SUMS = FACTORS && weight::HAS_MIN;
+  static_assert(P::ORDER != FACTORED || lists::UNIFORM, "factored order: one weight format per launch");
+  static_assert(!FACTORS || S::ROWS != DIRECT, "factored order rescales the rows: they cannot be read in place");
+  static_assert(P::K % P::SEGMENTS == 0, "segments must divide K");
+  static constexpr int64_t STRIDE = ceil_div(P::K, 16) * 16 + 16;  // not a power of two: spreads cache sets
+  static constexpr int64_t SUM_STRIDE = SUMS ? ceil_div(P::K / weight::GROUP, 16) * 16 : 0;
+  static constexpr int64_t ROW_BYTES = (STRIDE + SUM_STRIDE) * 4;
+  static constexpr int64_t ITEMS = lists::items(S::PANELS_PER_ITEM);
+  static constexpr int64_t SCALE_FLOATS = FACTORS ? S::K_BLOCK / weight::GROUP * 32 : 0;
+  static constexpr int64_t SLAB_BYTES = S::FORM == SLAB ? S::PANEL_TILE * (S::K_BLOCK * 16 + SCALE_FLOATS) * 4 : 0;
+  static constexpr int64_t ACC_FLOATS = (S::ROW_BLOCK + S::ROW_TILE) * S::PANEL_TILE * 16;
+  static constexpr int64_t ACC_BYTES =
+      S::FORM == SLAB ? ACC_FLOATS * (lists::MAX_WEIGHTS + (P::SEGMENTS > 1 ? 1 : 0)) * 4 : 0;
+  static constexpr int64_t THREAD_BYTES =
+      (S::ROWS == INLINE_ROWS ? S::ROW_BLOCK * ROW_BYTES : 0) + SLAB_BYTES + ACC_BYTES;
+};
+
+template <class P, class S>
+constexpr int64_t workspace_bytes(int64_t num_rows, int64_t num_threads) {
+  return (S::ROWS == PHASE ? num_rows * sizes<P, S>::ROW_BYTES : 0) + num_threads * sizes<P, S>::THREAD_BYTES;
+}
+
+// Sum the groups of one row (in order, from +0), then rescale it in place for the factored order.
+template <class W, int64_t K>
+static inline void factor_row(float* a, float* sums) {
+  for (int64_t g = 0; g < K / W::GROUP; ++g) {
+    float* x = a + g * W::GROUP;
+    float total = 0.0f;
+    for (int i = 0; i < W::GROUP; ++i) total += x[i];
+    if (sums) sums[g] = total;
+    for (int i = 0; i < W::GROUP; ++i) x[i] *= W::prescale(i / W::WORDS);
+  }
+}
+
+template <class P, class S>
+struct launch {
+  using Z = sizes<P, S>;
+  using Args = typename P::args;
+  const Args* args;
+  int64_t num_rows;
+  uint8_t* workspace;
+
+  // What one thread works with: rows `row0 ..` of a row block are in `rows` or behind Rows::row.
+  struct view {
+    const Args* args;
+    int64_t row0, count, panel0, panel1;
+    const float* rows;
+    float* scratch;
+  };
+
+  static void make_row(const Args& args, int64_t row, float* a) {
+    P::rows::row(args, row, a);
+    if constexpr (Z::FACTORS) factor_row<typename Z::weight, P::K>(a, Z::SUMS ? a + Z::STRIDE : nullptr);
+  }
+
+  // Rows beyond the last repeat it: their results are never read.
+  template <int R>
+  static TW_INLINE row_tile<R> tile_rows(const view& v, int64_t first) {
+    row_tile<R> tile;
+    for (int r = 0; r < R; ++r) {
+      const int64_t i = first + r < v.count ? first + r : v.count - 1;
+      if constexpr (S::ROWS == DIRECT)
+        tile.a[r] = P::rows::row(*v.args, v.row0 + i);
+      else
+        tile.a[r] = v.rows + i * (Z::ROW_BYTES / 4);
+      tile.sums[r] = tile.a[r] + Z::STRIDE;
+    }
+    return tile;
+  }
+
+  // Call body(integral row-tile size, first row) over the rows of a block: whole tiles, then the smallest of
+  // ROW_TILE, ROW_TILE / 2 and 1 that covers the rest.
+  template <class F>
+  static TW_INLINE void each_row_tile(int64_t count, F&& body) {
+    constexpr int R = S::ROW_TILE, HALF = R > 3 ? R / 2 : R;
+    int64_t i = 0;
+    for (; count - i > HALF; i += R) body(size_constant<R>{}, i);
+    if (count - i > 1) {
+      body(size_constant<HALF>{}, i);
+    } else if (count - i == 1) {
+      body(size_constant<1>{}, i);
+    }
+  }
+  template <int V> struct size_constant { static constexpr int value = V; };
+
+  template <class Section, int PT>
+  static TW_INLINE void finish_row(const view& v, int64_t row, int64_t panel, const float* const* acc) {
+    for (int p = 0; p < PT; ++p) {
+      const float* piece[Section::weights::COUNT];
+      for (int i = 0; i < Section::weights::COUNT; ++i) piece[i] = acc[i] + p * 16;
+      const int64_t col = (panel + p) * 16;
+      Section::epilogue(*v.args, v.row0 + row, col, Section::N - col < 16 ? Section::N - col : 16, piece);
+    }
+  }
+
+  // ---- STREAM: weights are decoded in registers for every row tile.
+  template <class Section, int PT, class... W>
+  static TW_INLINE void stream_panels(const view& v, int64_t panel, weight_list<W...>) {
+    each_row_tile(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
+      constexpr int R = decltype(size)::value;
+      alignas(64) float acc[sizeof...(W)][R * PT * 16];
+      const row_tile<R> rows = tile_rows<R>(v, first);
+      int i = 0;
+      ((stream_tile<W, R, PT, S::PREFETCH, P::ORDER, P::K, P::SEGMENTS>(
+            Section::packed(*v.args, i) + panel * panel_bytes<W>(P::K), rows, acc[i]),
+        ++i),
+       ...);
+      for (int r = 0; r < R && first + r < v.count; ++r) {
+        const float* row_acc[sizeof...(W)];
+        for (unsigned w = 0; w < sizeof...(W); ++w) row_acc[w] = acc[w] + r * PT * 16;
+        finish_row<Section, PT>(v, first + r, panel, row_acc);
+      }
+    });
+  }
+
+  // ---- SLAB: a block of k of PT panels is decoded once and used by all rows of the block.
+  template <class W, int PT>
+  static void slab_weight(const view& v, const uint8_t* packed, int64_t panel, float* acc, float* total) {
+    static_assert(S::K_BLOCK % W::GROUP == 0, "K block must hold whole groups");
+    float* value = v.scratch;
+    float* scale = value + S::PANEL_TILE * S::K_BLOCK * 16;
+    const uint8_t* first_panel = packed + panel * panel_bytes<W>(P::K);
+    constexpr int64_t length = P::K / P::SEGMENTS;
+    for (int segment = 0; segment < P::SEGMENTS; ++segment) {
+      const int64_t begin = segment * length, end = begin + length;
+      float* out = P::SEGMENTS > 1 ? total : acc;
+      for (int64_t k0 = begin; k0 < end; k0 += S::K_BLOCK) {
+        const int64_t k1 = k0 + S::K_BLOCK < end ? k0 + S::K_BLOCK : end;
+        fill_slab<W, P::ORDER, PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, value, scale);
+        each_row_tile(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
+          constexpr int R = decltype(size)::value;
+          const row_tile<R> rows = tile_rows<R>(v, first);
+          float* tile = out + first * PT * 16;
+          if constexpr (P::ORDER == FACTORED && W::HAS_SCALE)
+            slab_factored<W, R, PT, S::K_BLOCK>(value, scale, rows, k0, k1 - k0, k0 == begin, tile);
+          else
+            slab_dequantise<W, R, PT, S::K_BLOCK>(value, rows, k0, k1 - k0, k0 == begin, tile);
+        });
+      }
+      if constexpr (P::SEGMENTS > 1)
+        for (int64_t i = 0; i < v.count * PT * 16; i += 16)
+          store(acc + i, segment == 0 ? load(total + i) : add(load(acc + i), load(total + i)));
+    }
+  }
+
+  template <class Section, int PT, class... W>
+  static void slab_panels(const view& v, int64_t panel, weight_list<W...>) {
+    float* acc0 = v.scratch + Z::SLAB_BYTES / 4;
+    float* total = acc0 + Z::lists::MAX_WEIGHTS * Z::ACC_FLOATS;
+    int i = 0;
+    ((slab_weight<W, PT>(v, Section::packed(*v.args, i), panel, acc0 + i * Z::ACC_FLOATS, total), ++i), ...);
+    for (int64_t r = 0; r < v.count; ++r) {
+      const float* row_acc[sizeof...(W)];
+      for (unsigned w = 0; w < sizeof...(W); ++w) row_acc[w] = acc0 + w * Z::ACC_FLOATS + r * PT * 16;
+      finish_row<Section, PT>(v, r, panel, row_acc);
+    }
+  }
+
+  template <class Section, int PT>
+  static TW_INLINE void panels(const view& v, int64_t panel) {
+    if constexpr (S::FORM == STREAM)
+      stream_panels<Section, PT>(v, panel, typename Section::weights{});
+    else
+      slab_panels<Section, PT>(v, panel, typename Section::weights{});
+  }
+
+  template <class Section>
+  static void section_item(const view& v) {
+    int64_t panel = v.panel0;
+    const int64_t num_panels = ceil_div(Section::N, 16);
+    const int64_t end = v.panel1 < num_panels ? v.panel1 : num_panels;
+    for (; panel + S::PANEL_TILE <= end; panel += S::PANEL_TILE) panels<Section, S::PANEL_TILE>(v, panel);
+    if constexpr (S::PANEL_TILE > 1)
+      for (; panel < end; ++panel) panels<Section, 1>(v, panel);
+  }
+
+  template <class... Section>
+  static void item(view v, int64_t item_id, section_list<Section...>) {
+    (([&] {
+       const int64_t count = ceil_div(ceil_div(Section::N, 16), S::PANELS_PER_ITEM);
+       if (item_id >= 0 && item_id < count) {
+         v.panel0 = item_id * S::PANELS_PER_ITEM;
+         v.panel1 = v.panel0 + S::PANELS_PER_ITEM;
+         section_item<Section>(v);
+       }
+       item_id -= count;
+     }()),
+     ...);
+  }
+
+  static void items_body(void* arg, int64_t begin, int64_t end, int thread_id) {
+    const launch& self = *(const launch*)arg;
+    const int64_t blocks = ceil_div(self.num_rows, S::ROW_BLOCK);
+    uint8_t* shared = self.workspace;
+    uint8_t* own = shared + (S::ROWS == PHASE ? self.num_rows * Z::ROW_BYTES : 0) + thread_id * Z::THREAD_BYTES;
+    view v = {};
+    v.args = self.args;
+    v.scratch = (float*)(own + (S::ROWS == INLINE_ROWS ? S::ROW_BLOCK * Z::ROW_BYTES : 0));
+    int64_t made = -1;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t block = S::SPLIT == BY_ROWS ? i / Z::ITEMS : i % blocks;
+      v.row0 = block * S::ROW_BLOCK;
+      v.count = self.num_rows - v.row0 < S::ROW_BLOCK ? self.num_rows - v.row0 : S::ROW_BLOCK;
+      v.rows = (const float*)(S::ROWS == INLINE_ROWS ? own : shared + v.row0 * Z::ROW_BYTES);
+      if constexpr (S::ROWS == INLINE_ROWS) {
+        if (made != block)
+          for (int64_t r = 0; r < v.count; ++r)
+            make_row(*v.args, v.row0 + r, (float*)(own + r * Z::ROW_BYTES));
+        made = block;
+      }
+      item(v, S::SPLIT == BY_ROWS ? i % Z::ITEMS : i / blocks, typename P::sections{});
+    }
+  }
+
+  static void rows_body(void* arg, int64_t begin, int64_t end, int) {
+    const launch& self = *(const launch*)arg;
+    for (int64_t row = begin; row < end; ++row)
+      make_row(*self.args, row, (float*)(self.workspace + row * Z::ROW_BYTES));
+  }
+};
+
+// Run all work items; `pool` is what tw_parallel takes. No rows: nothing is read or written.
+template <class P, class S, class Pool>
+static void contract(const typename P::args& args, int64_t num_rows, Pool pool, uint8_t* workspace) {
+  using L = launch<P, S>;
+  if (num_rows <= 0) return;
+  L self = {&args, num_rows, workspace};
+  if constexpr (S::ROWS == PHASE) tw_parallel(pool, num_rows, L::rows_body, &self);
+  tw_parallel(pool, ceil_div(num_rows, S::ROW_BLOCK) * sizes<P, S>::ITEMS, L::items_body, &self);
+}
+
+}  // namespace tw

@@ -1,0 +1,196 @@
+// Register tiles of the contraction y[m, n] = sum_k a[m, k] * w[n, k].
+//
+// The invariant: every output element is one lane's chain of operations along k, the same whatever
+// tile, panel count, row count or blocking it is computed with.
+//   ORDER dequantise   w = value(code); acc = fma(a, w, acc) for k ascending, from acc = +0
+//   ORDER factored     per group s = fma(a * prescale, code / prescale, s) from +0 for k ascending;
+//                      acc = fma(d, s, acc); with a minimum also acc = fma(m, sum_a, acc)
+// (prescale is a power of two; sum_a is the in-order sum of the group's activations, from +0).
+#pragma once
+#include "tw_contract_formats.h"
+
+namespace tw {
+
+enum order { DEQUANTISE = 0, FACTORED = 1 };
+
+// Rows of one tile. `a` holds the activations (times prescale where the order is factored), `sums` the
+// group sums of the plain activations (factored order of a format with a minimum only).
+template <int R>
+struct row_tile { const float* a[R]; const float* sums[R]; };
+
+// acc[r][p] += over k in [k0, k1), weights decoded in registers. P panels are interleaved per k so that
+// 2 P R chains of multiply-adds hide each other's latency.
+template <class W, int R, int P, int PREFETCH>
+static TW_INLINE void stream_dequantise(const uint8_t* const (&panel)[P], const row_tile<R>& rows,
+                                        int64_t k0, int64_t k1, v16 (&acc)[R][P]) {
+  int64_t offset = k0 / W::GROUP * W::GROUP_BYTES;
+  TW_UNROLL(2)
+  for (int64_t k = k0; k < k1; k += W::GROUP, offset += W::GROUP_BYTES) {
+    scales s[P];
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) {
+      s[p] = W::open(panel[p] + offset);
+      if (PREFETCH > 0)
+        for (int line = 0; line < W::GROUP_BYTES; line += 64) prefetch(panel[p] + offset + PREFETCH + line);
+    }
+    TW_UNROLL(8)
+    for (int j = 0; j < W::SUBS; ++j) {
+      TW_UNROLL(8)
+      for (int w = 0; w < W::WORDS; ++w) {
+        TW_UNROLL(4)
+        for (int p = 0; p < P; ++p) {
+          const v16 value = W::weight(panel[p] + offset, s[p], j, w);
+          TW_UNROLL(6)
+          for (int r = 0; r < R; ++r)
+            acc[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, acc[r][p]);
+        }
+      }
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) W::next(s[p], j);
+    }
+  }
+}
+
+template <class W, int R, int P, int PREFETCH>
+static TW_INLINE void stream_factored(const uint8_t* const (&panel)[P], const row_tile<R>& rows,
+                                      int64_t k0, int64_t k1, v16 (&acc)[R][P]) {
+  int64_t offset = k0 / W::GROUP * W::GROUP_BYTES;
+  for (int64_t k = k0; k < k1; k += W::GROUP, offset += W::GROUP_BYTES) {
+    v16 part[R][P];
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) {
+      TW_UNROLL(6)
+      for (int r = 0; r < R; ++r) part[r][p] = zero();
+      if (PREFETCH > 0)
+        for (int line = 0; line < W::GROUP_BYTES; line += 64) prefetch(panel[p] + offset + PREFETCH + line);
+    }
+    TW_UNROLL(8)
+    for (int j = 0; j < W::SUBS; ++j) {
+      TW_UNROLL(8)
+      for (int w = 0; w < W::WORDS; ++w) {
+        TW_UNROLL(4)
+        for (int p = 0; p < P; ++p) {
+          const v16 value = W::code(panel[p] + offset, j, w);
+          TW_UNROLL(6)
+          for (int r = 0; r < R; ++r)
+            part[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, part[r][p]);
+        }
+      }
+    }
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) {
+      const scales s = W::open(panel[p] + offset);
+      TW_UNROLL(6)
+      for (int r = 0; r < R; ++r) {
+        acc[r][p] = fma(s.d, part[r][p], acc[r][p]);
+        if (W::HAS_MIN) acc[r][p] = fma(s.m, set1(rows.sums[r][k / W::GROUP]), acc[r][p]);
+      }
+    }
+  }
+}
+
+// The GEMV form: out[(r * P + p) * 16 ..] for all of K, in SEGMENTS equal parts added in order.
+template <class W, int R, int P, int PREFETCH, int ORDER, int64_t K, int SEGMENTS>
+static TW_INLINE void stream_tile(const uint8_t* first_panel, const row_tile<R>& rows, float* out) {
+  const uint8_t* panel[P];
+  for (int p = 0; p < P; ++p) panel[p] = first_panel + p * panel_bytes<W>(K);
+  v16 total[R][P];
+  for (int segment = 0; segment < SEGMENTS; ++segment) {
+    constexpr int64_t length = K / SEGMENTS;
+    v16 acc[R][P];
+    TW_UNROLL(6)
+    for (int r = 0; r < R; ++r)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) acc[r][p] = zero();
+    if (ORDER == FACTORED && W::HAS_SCALE)
+      stream_factored<W, R, P, PREFETCH>(panel, rows, segment * length, (segment + 1) * length, acc);
+    else
+      stream_dequantise<W, R, P, PREFETCH>(panel, rows, segment * length, (segment + 1) * length, acc);
+    TW_UNROLL(6)
+    for (int r = 0; r < R; ++r)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) total[r][p] = segment == 0 ? acc[r][p] : add(total[r][p], acc[r][p]);
+  }
+  TW_UNROLL(6)
+  for (int r = 0; r < R; ++r)
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) store(out + (r * P + p) * 16, total[r][p]);
+}
+
+// The GEMM form works on a slab: K_BLOCK values of k of P panels, decoded once to fp32 as
+// value[p][k][16]; in the factored order it holds codes, and scale[p][group][2][16] holds d and m.
+template <class W, int ORDER, int P, int64_t K_BLOCK>
+static inline void fill_slab(const uint8_t* first_panel, int64_t stride, int64_t k0, int64_t k1, float* value,
+                             float* scale) {
+  for (int p = 0; p < P; ++p) {
+    const uint8_t* group = first_panel + p * stride + k0 / W::GROUP * W::GROUP_BYTES;
+    float* out = value + p * K_BLOCK * 16;
+    float* out_scale = scale + p * (K_BLOCK / W::GROUP) * 32;
+    for (int64_t k = k0; k < k1; k += W::GROUP, group += W::GROUP_BYTES) {
+      scales s = W::open(group);
+      if (ORDER == FACTORED && W::HAS_SCALE) {
+        store(out_scale, s.d);
+        store(out_scale + 16, s.m);
+        out_scale += 32;
+      }
+      TW_UNROLL(8)
+      for (int j = 0; j < W::SUBS; ++j) {
+        for (int w = 0; w < W::WORDS; ++w, out += 16)
+          store(out, ORDER == FACTORED && W::HAS_SCALE ? W::code(group, j, w) : W::weight(group, s, j, w));
+        W::next(s, j);
+      }
+    }
+  }
+}
+
+// acc[(r * P + p) * 16 ..] continues over one slab of `count` values of k; `first` starts it at +0.
+template <class W, int R, int P, int64_t K_BLOCK>
+static TW_INLINE void slab_dequantise(const float* value, const row_tile<R>& rows, int64_t k0, int64_t count,
+                                      bool first, float* acc) {
+  v16 total[R][P];
+  const float* a[R];
+  TW_UNROLL(16)
+  for (int r = 0; r < R; ++r) {
+    a[r] = rows.a[r] + k0;
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) total[r][p] = first ? zero() : load(acc + (r * P + p) * 16);
+  }
+  TW_UNROLL(4)
+  for (int64_t k = 0; k < count; ++k) {
+    v16 w[P];
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) w[p] = load(value + (p * K_BLOCK + k) * 16);
+    TW_UNROLL(16)
+    for (int r = 0; r < R; ++r) {
+      const v16 x = set1(a[r][k]);
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) total[r][p] = fma(x, w[p], total[r][p]);
+    }
+  }
+  TW_UNROLL(16)
+  for (int r = 0; r < R; ++r)
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) store(acc + (r * P + p) * 16, total[r][p]);
+}
+
+template <class W, int R, int P, int64_t K_BLOCK>
+static TW_INLINE void slab_factored(const float* value, const float* scale, const row_tile<R>& rows,
+                                    int64_t k0, int64_t count, bool first, float* acc) {
+  for (int64_t g = 0; g < count / W::GROUP; ++g) {
+    v16 part[R * P];
+    slab_dequantise<W, R, P, K_BLOCK>(value + g * W::GROUP * 16, rows, k0 + g * W::GROUP, W::GROUP, true,
+                                      (float*)part);
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < P; ++p) {
+        const float* s = scale + (p * (K_BLOCK / W::GROUP) + g) * 32;
+        float* out = acc + (r * P + p) * 16;
+        v16 total = first && g == 0 ? zero() : load(out);
+        total = fma(load(s), load((const float*)&part[r * P + p]), total);
+        if (W::HAS_MIN)
+          total = fma(load(s + 16), set1(rows.sums[r][k0 / W::GROUP + g]), total);
+        store(out, total);
+      }
+  }
+}
+
+}  // namespace tw
