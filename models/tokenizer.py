@@ -240,7 +240,7 @@ def gguf_tokenizer(meta: Metadata) -> str | None:
 
     Raises VerifyError for an unknown kind or pre-tokenizer, and for lists that do not fit together.
     """
-    if "tokenizer.ggml.model" not in meta.values:
+    if not any(key.startswith("tokenizer.ggml.") for key in meta.values):
         return None
     kind = meta.text("tokenizer.ggml.model")
     if kind not in _MODELS:

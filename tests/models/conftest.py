@@ -1,6 +1,7 @@
 """Small checkpoints that the tests of this folder write and then break."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -85,32 +86,39 @@ def add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
             writer.add_array(key, value)
 
 
+def write_gguf(
+    path: Path,
+    arch: str = "llama",
+    *,
+    metadata: Mapping[str, object] | None = None,
+    tensors: Mapping[str, object] | None = None,
+    quant: str = "Q4_1",
+) -> Path:
+    """Write a small GGUF file; None as a change removes a key or a tensor."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in {**settings(arch), **(metadata or {})}.items():
+        if value is not None:
+            add(writer, key, value)
+    kind = gguf.GGMLQuantizationType[quant]
+    for name, array in {**tiny_tensors(arch), **(tensors or {})}.items():
+        if isinstance(array, np.ndarray) and array.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        elif isinstance(array, np.ndarray):
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 @pytest.fixture
 def build_gguf(tmp_path: Path) -> GgufBuilder:
-    """Write a small GGUF file; None as a change removes a key or a tensor."""
+    """Write the small model's file with changes."""
+    return partial(write_gguf, tmp_path / "tiny.gguf")
 
-    def build(
-        arch: str = "llama",
-        *,
-        metadata: Mapping[str, object] | None = None,
-        tensors: Mapping[str, object] | None = None,
-        quant: str = "Q4_1",
-    ) -> Path:
-        path = tmp_path / "tiny.gguf"
-        writer = gguf.GGUFWriter(path, arch)
-        for key, value in {**settings(arch), **(metadata or {})}.items():
-            if value is not None:
-                add(writer, key, value)
-        kind = gguf.GGMLQuantizationType[quant]
-        for name, array in {**tiny_tensors(arch), **(tensors or {})}.items():
-            if isinstance(array, np.ndarray) and array.ndim == 2:
-                writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-            elif isinstance(array, np.ndarray):
-                writer.add_tensor(name, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
 
-    return build
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of the small model's file."""
+    return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf").read_bytes()

@@ -126,6 +126,8 @@ KNOWN = "default, gpt-2, smollm, starcoder, llama-bpe, qwen2, deepseek-r1-qwen, 
     [
         ({"model": "bert"}, "metadata 'tokenizer.ggml.model' (m.gguf): unknown tokenizer: "
          "got 'bert', want one of gpt2, llama"),
+        ({"model": None}, "metadata 'tokenizer.ggml.model' (m.gguf): got nothing, "
+         "want a string"),
         ({"pre": "mine"}, "metadata 'tokenizer.ggml.pre' (m.gguf): unknown pre-tokenizer: "
          f"got 'mine', want one of {KNOWN}"),
         ({"pre": None}, "metadata 'tokenizer.ggml.pre' (m.gguf): unknown pre-tokenizer: "
