@@ -1,0 +1,375 @@
+"""Emitter for C++: gives templates their texts, renders them and wraps the result as `KernelSource`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+import tilewright.templates
+from tilewright.codegen.emit.cpp_rows import RowPrinter, Sink
+from tilewright.codegen.emit.cpp_types import (
+    PACKED,
+    constant,
+    inner_shape,
+    has_rows,
+    packed_weights,
+    panel_format,
+    storage,
+)
+from tilewright.codegen.expr import print_scalar
+from tilewright.codegen.source import KernelSource
+from tilewright.codegen.spec import KernelSpec
+from tilewright.codegen.target import KernelTemplate
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import Dim, DimJson, to_json
+from tilewright.graph.errors import LowerError
+from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.scalar import Var
+
+TEMPLATE_ROOT = Path(tilewright.templates.__file__).resolve().parent
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Templates of all languages; an undefined variable is an error."""
+    loader = jinja2.FileSystemLoader(TEMPLATE_ROOT)
+    return jinja2.Environment(
+        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        autoescape=False, keep_trailing_newline=True,
+    )
+
+
+def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
+    """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
+    build = {"row": _row, "contract": _contract, "attend": _attend}[spec.kind]
+    variables = {"name": f"k_{spec.symbol}", "args": _members(spec.body), **build(spec)}
+    text = environment().get_template(template.path).render(variables)
+    return KernelSource(spec.symbol, "cpp", text)
+
+
+# --- arguments -------------------------------------------------------------------------------------
+
+
+def argument_names(body: Graph) -> tuple[str, ...]:
+    """Tensor arguments in the order of the ABI: outputs, states, inputs, weights."""
+    return (
+        *(value for _, value in body.outputs),
+        *(s.name for s in body.states),
+        *(i.name for i in body.inputs),
+        *(w.name for w in body.weights),
+    )
+
+
+def needs_scratch(kind: str) -> bool:
+    """Say whether kernels of this kind take a workspace tensor after the weights."""
+    return kind in ("contract", "attend")
+
+
+def int_names(body: Graph) -> tuple[str, ...]:
+    """Symbolic extents, passed as ints after the tensors."""
+    return tuple(d.name for d in body.dims)
+
+
+def _storage(body: Graph, name: str) -> Any:
+    return PACKED if name in packed_weights(body) else storage(body.type_of(name).dtype)
+
+
+def _members(body: Graph) -> str:
+    """Members of the Args struct."""
+    written = {value for _, value in body.outputs} | {s for s, _ in body.state_outputs}
+    lines = []
+    for name in argument_names(body):
+        const = "" if name in written else "const "
+        lines.append(f"  {const}{_storage(body, name).ctype}* __restrict {name};")
+    lines += [f"  int64_t {name};" for name in int_names(body)]
+    return "\n".join(lines)
+
+
+def _entry(spec: KernelSpec, call: str) -> str:
+    """The exported function: checks its arguments, then runs the kernel."""
+    body, names = spec.body, argument_names(spec.body)
+    scratch = needs_scratch(spec.kind)
+    ints = int_names(body)
+    first_int = len(names) + scratch
+    lines = [f"TW_KERNEL({spec.symbol}) {{", f"  TW_ARGUMENTS({first_int + len(ints)});"]
+    for position, decl in enumerate(body.dims, start=first_int):
+        lines.append(f"  TW_INT({decl.name}, {position}, {decl.lower}, {decl.upper});")
+    for position, name in enumerate(names):
+        kind, type_ = _storage(body, name), body.type_of(name)
+        packed = name in packed_weights(body)
+        ndim = 1 if packed else max(type_.rank, 1)
+        lines.append(f"  TW_TENSOR({name}, {position}, {kind.code}, {kind.bits}, {ndim});")
+        for axis, extent in enumerate(() if packed else type_.shape):
+            lines.append(f"  TW_EXTENT({name}, {axis}, {_extent(to_json(extent))});")
+    if scratch:
+        lines.append(f"  TW_TENSOR(workspace, {len(names)}, kDLUInt, 8, 1);")
+    members = [f"({_const(body, n)}{_storage(body, n).ctype}*){n}->data" for n in names]
+    lines.append(f"  k_{spec.symbol}::Args arguments = {{{', '.join([*members, *ints])}}};")
+    return "\n".join([*lines, *("  " + line for line in call.splitlines()), "  return 0;", "}"])
+
+
+def _const(body: Graph, name: str) -> str:
+    written = {value for _, value in body.outputs} | {s for s, _ in body.state_outputs}
+    return "" if name in written else "const "
+
+
+def _extent(tree: DimJson) -> str:
+    """Print an extent in the names of the kernel's ints."""
+    if not isinstance(tree, list):
+        return str(tree)
+    head, *args = tree
+    texts = [_extent(a) for a in args]
+    match head:
+        case "add":
+            return "(" + " + ".join(texts) + ")"
+        case "mul":
+            return "(" + " * ".join(texts) + ")"
+        case "ceildiv":
+            return f"(({texts[0]} + {texts[1]} - 1) / {texts[1]})"
+        case _:
+            raise LowerError(f"extent '{tree}': has no C++ form: want +, *, ceildiv")
+
+
+def _rows_expression(rows: Dim) -> str:
+    tree = to_json(rows)
+    return f"args.{tree}" if isinstance(tree, str) else str(tree)
+
+
+# --- row kernels -----------------------------------------------------------------------------------
+
+
+def _row(spec: KernelSpec) -> Mapping[str, Any]:
+    body = spec.body
+    rows = row_extent(body)
+    sinks = {value: Sink("output", value) for _, value in body.outputs}
+    printer = RowPrinter(body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes)
+    call = f"k_{spec.symbol}::run(arguments);"
+    return {
+        "includes": _includes(body),
+        "statements": printer.text(),
+        "rows_per_item": spec.schedule.values["rows_per_item"],
+        "num_rows": _rows_expression(rows),
+        "entry": _entry(spec, call),
+    }
+
+
+def row_extent(body: Graph) -> Dim:
+    """The leading extent that the nodes of a row body share."""
+    for node in body.nodes:
+        if op_def(node.op).kind is Kind.STORE:
+            return body.type_of(node.inputs[1]).shape[0]
+    last = body.nodes[-1].type.shape
+    if not last:
+        raise LowerError(f"row kernel '{body.name}': result is a scalar: want a leading axis")
+    return last[0]
+
+
+def _includes(body: Graph) -> list[str]:
+    includes = ["tw_host.h", "tw_vec.h", "tw_math.h"]
+    if any(node.op == "embedding" for node in body.nodes):
+        includes.append("tw_contract_formats.h")
+    if any(op_def(n.op).kind is Kind.SELECT for n in body.nodes):
+        includes.append("tw_select.h")
+    return includes
+
+
+# --- contractions ----------------------------------------------------------------------------------
+
+
+def _contract(spec: KernelSpec) -> Mapping[str, Any]:
+    body, numerics = spec.body, spec.numerics
+    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    activation = anchors[0].inputs[0]
+    k = constant(body.type_of(activation).shape[-1])
+    rows = anchors[0].type.shape[0]
+    prologue, direct = _prologue(spec, activation, rows)
+    call = (
+        f"k_{spec.symbol}::run(arguments, {_extent(to_json(rows))}, tw_pool{{}}, "
+        "(uint8_t*)workspace->data);"
+    )
+    schedule = dict(spec.schedule.values)
+    names = {"form": ("stream", "slab"), "split": ("rows", "panels")}
+    chosen: dict[str, Any] = {key: names[key][value] if key in names else value
+                              for key, value in schedule.items()}
+    chosen["rows"] = "direct" if direct else ("inline", "phase")[schedule["phase"]]
+    order = numerics.scale_order if numerics.scale_order != "none" else "dequantise"
+    return {
+        "k": k, "order": order, "segments": numerics.segments,
+        "prologue": "" if direct else prologue, "input_row": direct,
+        "sections": [_section(spec, nodes, rows) for nodes in _sections(body, anchors)],
+        "schedules": [{"max_rows": None, **chosen}],
+        "entry": _entry(spec, call),
+    }
+
+
+def _prologue(spec: KernelSpec, activation: str, rows: Dim) -> tuple[str, str]:
+    """Return the text that writes one input row as fp32, or the pointer to rows that are fp32."""
+    body, type_ = spec.body, spec.body.type_of(activation)
+    k = constant(type_.shape[-1])
+    if activation not in body.node:
+        if type_.dtype.name == "f32":
+            return "", (
+                "static inline const float* input_row(const Args& args, int64_t row) { "
+                f"return args.{activation} + row * {k}; }}"
+            )
+        load = storage(type_.dtype).load.format(f"args.{activation}[row * {k} + j]")
+        text = f"  for (int64_t j = 0; j < {k}; ++j) a[j] = {load};"
+    else:
+        before = _ancestors(body, activation)
+        sinks = {activation: Sink("array", "a")}
+        text = RowPrinter(body, before, rows, sinks, spec.numerics.lanes).text()
+    head = "static inline void prologue(const Args& args, int64_t row, float* __restrict a) {"
+    return f"{head}\n{text}\n}}", ""
+
+
+def _ancestors(body: Graph, value: str) -> list[str]:
+    """Nodes a value depends on, itself included, in graph order."""
+    needed, todo = set(), [value]
+    while todo:
+        name = todo.pop()
+        if name in body.node and name not in needed:
+            needed.add(name)
+            todo += body.node[name].inputs
+    return [n.name for n in body.nodes if n.name in needed]
+
+
+def _sections(body: Graph, anchors: list[Node]) -> list[list[Node]]:
+    """Anchors whose results meet in an epilogue share a section: their panels are walked together."""
+    before = set(_ancestors(body, anchors[0].inputs[0]))
+    part = {n.name: i for i, n in enumerate(anchors)}
+    for node in body.nodes:
+        if node.name in part or node.name in before:
+            continue
+        joined = sorted({part[i] for i in node.inputs if i in part})
+        for name, index in part.items():
+            if index in joined:
+                part[name] = joined[0]
+        part[node.name] = joined[0]
+    order = list(dict.fromkeys(part[a.name] for a in anchors))
+    return [[n for n in body.nodes if part.get(n.name) == i] for i in order]
+
+
+def _section(spec: KernelSpec, nodes: list[Node], rows: Dim) -> Mapping[str, Any]:
+    body = spec.body
+    anchors = [n for n in nodes if op_def(n.op).kind is Kind.CONTRACT]
+    n = constant(anchors[0].type.shape[-1])
+    weights = [
+        {"format": panel_format(body.type_of(a.inputs[1]).dtype), "pointer": f"args.{a.inputs[1]}"}
+        for a in anchors
+    ]
+    known = {a.name: f"acc[{i}][l]" for i, a in enumerate(anchors)}
+    outputs = {value for _, value in body.outputs}
+    lines = _elementwise(body, nodes, known, rows, index=("(col + l)",), row="row")
+    for node in nodes:
+        if node.name in outputs:
+            stored = storage(node.type.dtype).store.format(known[node.name])
+            lines.append(f"args.{node.name}[row * {n} + col + l] = {stored};")
+    loop = ["for (int64_t l = 0; l < {0}; ++l) {{", *("  " + line for line in lines), "}}"]
+    full = [line.replace("{0}", "16").replace("{{", "{").replace("}}", "}") for line in loop]
+    tail = [line.replace("{0}", "width").replace("{{", "{").replace("}}", "}") for line in loop]
+    text = ["if (width == 16) {", *("  " + s for s in full), "} else {", *("  " + s for s in tail), "}"]
+    return {"n": n, "weights": weights, "epilogue": "\n".join("    " + s for s in text)}
+
+
+def _elementwise(
+    body: Graph, nodes: list[Node], known: dict[str, str], rows: Dim, *, index: tuple[str, ...],
+    row: str,
+) -> list[str]:
+    """Statements for elementwise nodes at one element; `known` grows by their variables."""
+    lines = []
+    for node in nodes:
+        definition = op_def(node.op)
+        if node.name in known:
+            continue
+        if definition.kind is not Kind.ELEMENTWISE or definition.scalar is None:
+            raise LowerError(f"{node.op} '{node.name}': is no epilogue: want an elementwise op")
+        operands = {f"operand{i}": known.get(value) or _load(body, value, node, rows, index, row)
+                    for i, value in enumerate(node.inputs)}
+        text = print_scalar(definition.scalar(node.attr, *map(Var, operands)), operands, "cpp")
+        known[node.name] = f"t_{node.name}"
+        lines.append(f"const float t_{node.name} = {text};")
+    return lines
+
+
+def _load(
+    body: Graph, value: str, user: Node, rows: Dim, index: tuple[str, ...], row: str
+) -> str:
+    """Return the load of an epilogue's operand from memory, broadcast by extents of 1."""
+    type_ = body.type_of(value)
+    rank = user.type.rank
+    shape = inner_shape(type_, rank, rows)
+    offset, stride = "", 1
+    for name, extent in zip(reversed(index[len(index) - len(shape):]), reversed(shape), strict=True):
+        if extent != 1:
+            offset = f"{name} * {stride}" + (f" + {offset}" if offset else "")
+        stride *= extent
+    if value not in body.weight and has_rows(type_, rank, rows):
+        offset = f"{row} * {stride}" + (f" + {offset}" if offset else "")
+    return storage(type_.dtype).load.format(f"args.{value}[{offset or '0'}]")
+
+
+# --- attention -------------------------------------------------------------------------------------
+
+
+def _attend(spec: KernelSpec) -> Mapping[str, Any]:
+    body = spec.body
+    (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
+    q, k, v, positions, request_rows, tables = anchor.inputs
+    _, kv_heads, block_size, width = (body.type_of(k).shape)
+    heads = constant(anchor.type.shape[1])
+    tokens = anchor.type.shape[0]
+    stride = _rows_expression(body.type_of(tables).shape[1])
+    call = (
+        f"k_{spec.symbol}::run(arguments, {_extent(to_json(tokens))}, (uint8_t*)workspace->data);"
+    )
+    caches = {"f32": "float32", "bf16": "bfloat16"}
+    return {
+        "heads": heads, "kv_heads": kv_heads, "width": width, "block_size": block_size,
+        "chunk": spec.numerics.chunk, "cache": caches[str(body.type_of(k).dtype)],
+        "load_q": _load_q(body, q, heads, width, tokens),
+        "epilogue": _attend_epilogue(body, anchor, heads, width, tokens),
+        "scale": print_scalar_const(float(str(anchor.attr["scale"]))),
+        "positions": f"args.{positions}", "request_rows": f"args.{request_rows}",
+        "block_tables": f"args.{tables}", "table_stride": stride,
+        "k_cache": f"args.{k}", "v_cache": f"args.{v}",
+        "schedules": [{"max_tokens": None, **spec.schedule.values}],
+        "entry": _entry(spec, call),
+    }
+
+
+def print_scalar_const(value: float) -> str:
+    """Print an fp32 literal exactly."""
+    from tilewright.graph.scalar import Const
+
+    return print_scalar(Const(value), {}, "cpp")
+
+
+def _load_q(body: Graph, q: str, heads: int, width: int, tokens: Dim) -> str:
+    known: dict[str, str] = {}
+    lines: list[str] = []
+    if q in body.node:
+        nodes = [body.node[n] for n in _ancestors(body, q)]
+        lines = _elementwise(body, nodes, known, tokens, index=("head", "j"), row="token")
+        value = known[q]
+    else:
+        load = f"args.{q}[(token * {heads} + head) * {width} + j]"
+        value = storage(body.type_of(q).dtype).load.format(load)
+    loop = [f"for (int64_t j = 0; j < {width}; ++j) {{", *("  " + s for s in lines),
+            f"  q[j] = {value};", "}"]
+    return "\n".join("    " + s for s in loop)
+
+
+def _attend_epilogue(body: Graph, anchor: Node, heads: int, width: int, tokens: Dim) -> str:
+    known = {anchor.name: "out[j]"}
+    before = set(_ancestors(body, anchor.name))
+    nodes = [n for n in body.nodes if n.name not in before]
+    lines = _elementwise(body, nodes, known, tokens, index=("head", "j"), row="token")
+    for _, value in body.outputs:
+        stored = storage(body.type_of(value).dtype).store.format(known[value])
+        lines.append(f"args.{value}[(token * {heads} + head) * {width} + j] = {stored};")
+    loop = [f"for (int64_t j = 0; j < {width}; ++j) {{", *("  " + s for s in lines), "}"]
+    return "\n".join("    " + s for s in loop)

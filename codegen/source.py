@@ -1,0 +1,59 @@
+"""KernelSource: the one door through which generated text becomes a kernel.
+
+Text with an unordered accumulation is refused by a closed table per language. The derivation of
+numerics makes such text rarely possible; this guards the choke point.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewright.graph.errors import LowerError
+
+FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "cpp": (
+        (r"std\s*::\s*atomic", "an atomic has no fixed order of accumulation"),
+        (r"\batomic_\w+", "an atomic has no fixed order of accumulation"),
+        (r"__atomic_\w+|__sync_\w+", "an atomic has no fixed order of accumulation"),
+        (r"\bfetch_(add|sub|or|and|xor)\b", "an atomic has no fixed order of accumulation"),
+        (r"#\s*pragma\s+omp", "OpenMP decides the order of a reduction by the number of threads"),
+        (r"\breduction\s*\(", "a compiler's reduction has no fixed order"),
+        (r"std\s*::\s*(reduce|transform_reduce|execution)", "its order of evaluation is not fixed"),
+        (r"\b(rand|srand|time|clock)\s*\(", "a kernel depends on its arguments alone"),
+        (r"\bthread_id\b\s*[-+*/%]=?\s*\w|\btw_num_threads\s*\(\)\s*[-+*/%]",
+         "arithmetic on the thread would let bits depend on the number of threads"),
+        (r"(?<![\w:])(?:std::)?(expf?|logf?|tanhf?|erff?|sinf?|cosf?|powf?)\s*\(",
+         "the C library's functions differ between machines: use those of tw_math.h"),
+        (r"fast[-_]math|associative[-_]math|FP_CONTRACT\s+ON", "the compiler may reorder sums"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Generated text of one kernel that passed the scan."""
+
+    name: str
+    language: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.language not in FORBIDDEN:
+            known = ", ".join(FORBIDDEN)
+            raise LowerError(f"kernel '{self.name}': language '{self.language}': unknown: have {known}")
+        for line_number, line in enumerate(_code(self.text).splitlines(), start=1):
+            for pattern, why in FORBIDDEN[self.language]:
+                found = re.search(pattern, line)
+                if found:
+                    raise LowerError(
+                        f"kernel '{self.name}': forbidden text '{found.group(0)}' in line "
+                        f"{line_number}: {why}"
+                    )
+
+
+def _code(text: str) -> str:
+    """Return the text with comments blanked, line numbers kept."""
+    blank = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group(0)), text, flags=re.S)
+    return re.sub(r"//[^\n]*", "", blank)

@@ -1,0 +1,98 @@
+"""What a target is: a chip's numbers, its kernel templates in order of preference, its toolchain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tilewright.codegen.spec import Numerics, Schedule
+from tilewright.graph import Graph
+from tilewright.graph.errors import TargetError
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A loadable file and what the toolchain said about making it."""
+
+    path: Path
+    log: str = ""
+
+
+class Toolchain(Protocol):
+    """Turns kernel sources into loadable files. Raises TargetError with the compiler's words."""
+
+    def identity(self) -> str:
+        """Compiler version and flags: part of every cache key and of the numerics digest."""
+        ...
+
+    def compile(self, source: Path, output: Path) -> None:
+        """Compile one source to an object."""
+        ...
+
+    def link(self, objects: Sequence[Path], output: Path) -> None:
+        """Link objects into the library the runtime loads."""
+        ...
+
+    def support_sources(self) -> Mapping[str, str]:
+        """Fixed sources that every library of this target contains, by file name."""
+        ...
+
+
+@dataclass(frozen=True)
+class KernelTemplate:
+    """One row of a kernel table.
+
+    `accepts(body)` returns None, or why not. `schedules(body, rows, threads)` lists legal schedules
+    for steps of up to `rows` rows, best first: heuristic and search space at once.
+    `scratch_bytes(body, numerics, schedule, bounds)` is per thread.
+    """
+
+    name: str
+    kind: str
+    path: str
+    accepts: Callable[[Graph], str | None]
+    schedules: Callable[[Graph, Numerics, int], tuple[Schedule, ...]]
+    scratch_bytes: Callable[[Graph, Numerics, Schedule, Mapping[str, int]], int]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A validated record of a chip variant. Rates are per second: flops, bytes."""
+
+    name: str
+    variant: str
+    language: str
+    features: tuple[str, ...]
+    flags: tuple[str, ...]
+    machine: str
+    lanes: int
+    attend_chunk: int
+    attend_chunks: tuple[int, ...]
+    scale_order: str
+    peak_flops: float
+    peak_bandwidth: float
+    buckets: tuple[int, ...]
+    kernels: tuple[KernelTemplate, ...]
+    invariance: str = "proven"
+    macros: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [k.name for k in self.kernels]
+        if len(set(names)) != len(names):
+            raise TargetError(f"target '{self.name}': two kernel templates share a name: {names}")
+        if self.attend_chunk not in self.attend_chunks:
+            raise TargetError(
+                f"target '{self.name}': attend_chunk: got {self.attend_chunk}, "
+                f"want one of {self.attend_chunks}"
+            )
+        for flag in self.flags:
+            if flag in FORBIDDEN_FLAGS:
+                raise TargetError(f"target '{self.name}': flag {flag} lets the compiler reorder sums")
+
+
+FORBIDDEN_FLAGS = (
+    "-ffast-math", "-Ofast", "-fassociative-math", "-funsafe-math-optimizations",
+    "-freciprocal-math", "-ffp-contract=fast", "-mrecip",
+)

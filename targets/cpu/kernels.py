@@ -1,0 +1,182 @@
+"""Kernel table of the CPU: templates in order of preference, what they accept, their schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.codegen.spec import Numerics, Schedule
+from tilewright.codegen.target import KernelTemplate
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import Dim, evaluate, symbols_of
+from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.types import BlockFormat, TensorType
+
+PANEL = 16  # output columns of a packed panel
+
+
+def _anchors(body: Graph, kind: Kind) -> list[Node]:
+    return [n for n in body.nodes if op_def(n.op).kind is kind]
+
+
+def _bound(extent: Dim, bounds: Mapping[str, int]) -> int:
+    return evaluate(extent, bounds)
+
+
+# --- row kernels -----------------------------------------------------------------------------------
+
+
+def _accepts_row(body: Graph) -> str | None:
+    for kind in (Kind.CONTRACT, Kind.ATTEND, Kind.COMPOSITE):
+        if found := _anchors(body, kind):
+            return f"holds a {kind.value} node '{found[0].op}'"
+    return None
+
+
+def _row_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+    choices = [n for n in (4, 1, 2, 8, 16, 32) if n <= max(rows, 1)]
+    return tuple(Schedule.of(rows_per_item=n) for n in choices)
+
+
+# --- contractions ----------------------------------------------------------------------------------
+
+
+def _accepts_contract(body: Graph) -> str | None:
+    for node in _anchors(body, Kind.CONTRACT):
+        x, w = (body.type_of(i) for i in node.inputs)
+        if x.rank != 2:
+            return f"activation has rank {x.rank}, want 2"
+        if node.inputs[1] not in body.weight:
+            return "second operand is computed, want a weight"
+        if symbols_of(w.shape):
+            return f"weight extents are symbolic: {w}"
+        if isinstance(w.dtype, BlockFormat):
+            if w.dtype.name not in ("q4_1", "q8_0", "q8_g16"):
+                return f"weight format {w.dtype} has no packed layout"
+            if int(w.shape[1]) % w.dtype.block[1]:
+                return f"k = {w.shape[1]} is no multiple of the group of {w.dtype.block[1]}"
+    return None
+
+
+_STREAM = {"form": 0, "row_block": 16, "k_block": 128, "phase": 0, "split": 1}
+_SLAB = {"form": 1, "prefetch": 0, "phase": 1}
+
+
+def _stream(rows: int, row_tile: int, panel_tile: int, per_item: int, prefetch: int) -> Schedule:
+    return Schedule.of(**{
+        **_STREAM, "row_tile": min(row_tile, max(rows, 1)), "panel_tile": panel_tile,
+        "panels_per_item": per_item, "prefetch": prefetch,
+    })
+
+
+def _slab(row_tile: int, panel_tile: int, per_item: int, row_block: int, k_block: int,
+          split: int) -> Schedule:
+    return Schedule.of(**_SLAB, row_tile=row_tile, panel_tile=panel_tile, panels_per_item=per_item,
+                       row_block=row_block, k_block=k_block, split=split)
+
+
+def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+    """Streaming forms for few rows, slabs of decoded weights for many; all give the same bits."""
+    streams = [
+        _stream(rows, tile, panels, per_item, prefetch)
+        for tile in (1, 2, 4) if tile == 1 or rows > 1
+        for panels in (2, 1, 4) for per_item in (4, 8, 16) for prefetch in (0, 512)
+        if per_item % panels == 0
+    ]
+    slabs = [
+        _slab(6, 1, per_item, row_block, k_block, split)
+        for row_block in (48, 96, 24) for k_block in (256, 128, 512)
+        for per_item in (4, 8) for split in (1, 0)
+    ]
+    ordered = streams if rows <= 4 else [*slabs, *streams] if rows > 16 else [*streams, *slabs]
+    return tuple(dict.fromkeys(ordered))
+
+
+def contract_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    """Bytes per thread, as `workspace_bytes` of tw_contract.h counts them for one thread."""
+    s, anchors = schedule.values, _anchors(body, Kind.CONTRACT)
+    k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
+    rows = _bound(anchors[0].type.shape[0], bounds)
+    formats = [body.type_of(a.inputs[1]) for a in anchors]
+    group = _group(formats[0])
+    factored = numerics.scale_order == "factored" and group > 1
+    stride = -(-k // PANEL) * PANEL + PANEL
+    sums = -(-(k // group) // PANEL) * PANEL if factored else 0
+    row_bytes = (stride + sums) * 4
+    slab = acc = 0
+    if s["form"] == 1:
+        scales = s["k_block"] // group * 32 if factored else 0
+        slab = s["panel_tile"] * (s["k_block"] * PANEL + scales) * 4
+        floats = (s["row_block"] + s["row_tile"]) * s["panel_tile"] * PANEL
+        acc = floats * (len(anchors) + (numerics.segments > 1)) * 4
+    per_thread = slab + acc + (0 if s["phase"] else s["row_block"] * row_bytes)
+    return per_thread + (rows * row_bytes if s["phase"] else 0)
+
+
+def _group(type_: TensorType) -> int:
+    return type_.dtype.block[1] if isinstance(type_.dtype, BlockFormat) else 1
+
+
+# --- attention -------------------------------------------------------------------------------------
+
+
+def _accepts_attend(body: Graph) -> str | None:
+    (node,) = _anchors(body, Kind.ATTEND)
+    cache = body.type_of(node.inputs[1])
+    if str(cache.dtype) not in ("f32", "bf16"):
+        return f"cache is {cache.dtype}, want f32 or bf16"
+    width = int(cache.shape[3])
+    return None if width % 8 == 0 else f"head width {width} is no multiple of 8"
+
+
+def _attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+    base = {"partial_bytes": 1 << 20, "paired": 0, "prefetch": 0, "inline_units": 1}
+    tiles = (1, 2, 4) if rows <= 4 else (16, 8, 32, 4)
+    found = [
+        Schedule.of(**base, tile_tokens=tile, register_rows=registers, split_units=split)
+        for tile in tiles for registers in (4, 3, 6) for split in (0, 1, 4)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def attend_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    """Bytes per thread, as `attend_bytes` of tw_attend.h counts them for one thread."""
+    (node,) = _anchors(body, Kind.ATTEND)
+    s, q = schedule.values, body.type_of(node.inputs[0])
+    cache = body.type_of(node.inputs[1])
+    heads, width, kv_heads = int(q.shape[1]), int(cache.shape[3]), int(cache.shape[1])
+    tokens = _bound(q.shape[0], bounds)
+    positions = _bound(body.type_of(node.inputs[5]).shape[1], bounds) * int(cache.shape[2])
+    rows = s["tile_tokens"] * (heads // kv_heads)
+    stride, columns = _up(numerics.chunk), _up(width)
+    floats = _up(rows * width) + width * stride + stride * columns + rows * stride
+    thread = (floats + rows * columns + 7 * _up(rows)) * 4 + stride * 8
+    tiles = -(-tokens * 48 // 64) * 64
+    partials = 0
+    if s["split_units"]:
+        size = (columns + 16) * 4
+        units = -(-positions // numerics.chunk)
+        partials = min(tokens * heads * units, s["partial_bytes"] // size) * size
+    return thread + tiles + partials
+
+
+def _up(n: int) -> int:
+    return -(-n // 16) * 16
+
+
+def _no_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    return 0
+
+
+KERNELS = (
+    KernelTemplate("contract", "contract", "cpp/contract.cpp.j2", _accepts_contract,
+                   _contract_schedules, contract_scratch),
+    KernelTemplate("attend", "attend", "cpp/attend.cpp.j2", _accepts_attend,
+                   _attend_schedules, attend_scratch),
+    KernelTemplate("row", "row", "cpp/row.cpp.j2", _accepts_row, _row_schedules, _no_scratch),
+)

@@ -1,0 +1,85 @@
+"""C++ sources to one library: any of g++ and clang++, one object per kernel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
+from tilewright.codegen.expr import prelude
+from tilewright.codegen.target import FORBIDDEN_FLAGS, Target
+from tilewright.graph.errors import TargetError
+
+HOST_SOURCE = "tw_host.cpp"
+
+
+class CppToolchain:
+    """Compiles with the flags of one variant. `cxx` names the compiler, else the first found."""
+
+    def __init__(self, target: Target, *, cxx: str | None = None) -> None:
+        self.target = target
+        self._named = cxx
+
+    @cached_property
+    def compiler(self) -> str:
+        cross = f"{self.target.machine}-linux-gnu-g++"
+        native = _is_native(self.target.machine)
+        wanted = [self._named] if self._named else ["g++", "clang++", "c++"] if native else [cross]
+        for name in wanted:
+            found = shutil.which(name)
+            if found:
+                return found
+        raise TargetError(
+            f"target '{self.target.variant}': no C++ compiler found: looked for "
+            f"{', '.join(wanted)}; install g++ or name one in TILEWRIGHT_CXX"
+        )
+
+    def identity(self) -> str:
+        """Version line of the compiler and the flags."""
+        return f"{self._version} {' '.join(self.target.flags)}"
+
+    @cached_property
+    def _version(self) -> str:
+        return self._run(["--version"], "version").splitlines()[0]
+
+    def compile(self, source: Path, output: Path) -> None:
+        """Compile one source; its headers lie beside it."""
+        import tvm_ffi.libinfo
+
+        includes = [source.parent, Path(tvm_ffi.libinfo.find_include_path()),
+                    Path(tvm_ffi.libinfo.find_dlpack_include_path())]
+        flags = [f"-I{path}" for path in includes]
+        self._run([*self.target.flags, *flags, "-c", str(source), "-o", str(output)], source.stem)
+
+    def link(self, objects: Sequence[Path], output: Path) -> None:
+        """Link a shared library; the names of TVM-FFI are found in the process that loads it."""
+        self._run(["-shared", "-o", str(output), *map(str, objects), "-lpthread"], output.stem)
+
+    def support_sources(self) -> Mapping[str, str]:
+        """Headers every kernel may include, and the host source, by file name."""
+        folder = TEMPLATE_ROOT / "cpp"
+        files = sorted([*folder.glob("tw_*.h"), folder / HOST_SOURCE])
+        math = f"#pragma once\n{prelude('cpp')}"
+        return {**{path.name: path.read_text() for path in files}, "tw_math.h": math}
+
+    def _run(self, arguments: Sequence[str], what: str) -> str:
+        for flag in arguments:
+            if flag in FORBIDDEN_FLAGS:
+                raise TargetError(f"kernel '{what}': flag {flag} lets the compiler reorder sums")
+        done = subprocess.run(
+            [self.compiler, *arguments], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [
+                done.stderr.strip() or f"exit code {done.returncode}"]
+            raise TargetError(f"kernel '{what}': the C++ compiler failed: {lines[0][:500]}")
+        return done.stdout
+
+
+def _is_native(machine: str) -> bool:
+    import platform
+
+    return platform.machine() == machine
