@@ -155,7 +155,8 @@ def _spread(firsts: Ints, counts: Ints, offsets: Ints) -> Ints:
 
 def _stack_tables(spans: Sequence[Span]) -> Ints:
     """Block tables below each other, padded with block 0."""
-    tables = np.zeros((len(spans), max([span.table.num_blocks for span in spans])), np.int32)
-    for row, span in enumerate(spans):
-        tables[row, : span.table.num_blocks] = span.table.blocks
+    blocks = [span.table.blocks for span in spans]
+    tables = np.zeros((len(spans), max([len(ids) for ids in blocks])), np.int32)
+    for row, ids in enumerate(blocks):
+        tables[row, : len(ids)] = ids
     return tables

@@ -184,10 +184,12 @@ class Scheduler:
 
     def _make_room(self, request: Request, table: BlockTable) -> bool:
         """Hold all known tokens; False if the request was itself the latest and had to go."""
-        while table.num_missing(request.num_tokens) > self._pool.num_free:
+        missing = table.num_missing(request.num_tokens)
+        while missing > self._pool.num_free:
             if self._preempt_latest() is request:
                 return False
-        table.grow(request.num_tokens)
+        if missing:
+            table.grow(request.num_tokens)
         return True
 
     def _preempt_latest(self) -> Request:

@@ -6,7 +6,13 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from tilewright.runtime.batch import Batch, Span, assemble
 from tilewright.runtime.blocks import BlockPool, BlockTable
@@ -132,6 +138,28 @@ def check_layout(batch: Batch, block_size: int) -> None:
     assert len(batch.is_sampled) == batch.num_logits
 
 
+def check_blocks(scheduler: Scheduler, pool: BlockPool) -> None:
+    """Every block is free or in exactly one table."""
+    tables = scheduler._running.values()
+    blocks = [block for table in tables for block in table.blocks.tolist()]
+    assert len(blocks) == len(set(blocks)), "a block is in two tables"
+    assert sorted(blocks + pool._free) == list(range(pool.num_blocks))
+
+
+def check_queue(scheduler: Scheduler, requests: list[Request]) -> None:
+    """Live requests stand in order of arrival, those that hold blocks first."""
+    queue = [*scheduler._running, *scheduler._waiting]
+    assert queue == [r for r in requests if not r.is_finished]
+    assert all(r.num_computed == 0 for r in scheduler._waiting)
+
+
+def check_complete(device: Device, request: Request) -> None:
+    """A request has the tokens of a lone one, and had each row of its prompt's logits once."""
+    assert request.output_ids == complete_alone(request)
+    wanted = len(request.prompt_ids) if request.wants_prompt_logits else 0
+    assert device.prompt_logits.get(request, []) == list(range(wanted))
+
+
 def step(scheduler: Scheduler, device: Device) -> Batch:
     batch = scheduler.schedule()
     assert batch is not None
@@ -163,14 +191,12 @@ class Traffic(RuleBasedStateMachine):
         super().__init__()
         self.requests: list[Request] = []
         self.batch: Batch | None = None
-        self.started = False
 
-    @precondition(lambda self: not self.started)
-    @rule(
-        num_blocks=st.integers(1, 9),
-        block_size=st.integers(1, 4),
+    @initialize(
+        num_blocks=st.integers(2, 9),
+        block_size=st.integers(1, 3),
         max_tokens=st.integers(1, 9),
-        max_requests=st.integers(1, 4),
+        max_requests=st.integers(1, 5),
     )
     def start(self, num_blocks: int, block_size: int, max_tokens: int, max_requests: int) -> None:
         self.pool = BlockPool(num_blocks, block_size)
@@ -179,11 +205,9 @@ class Traffic(RuleBasedStateMachine):
             self.pool, max_tokens_per_step=max_tokens, max_requests=max_requests
         )
         self.device = Device(self.pool, max_tokens)
-        self.started = True
 
-    @precondition(lambda self: self.started)
     @rule(
-        num_prompt=st.integers(1, 20),
+        num_prompt=st.integers(1, 9),
         max_tokens=st.integers(0, 14),
         num_samples=st.integers(1, 3),
         wants_prompt_logits=st.booleans(),
@@ -219,7 +243,7 @@ class Traffic(RuleBasedStateMachine):
         assert all(r.finish_reason is FinishReason.ABORT for r in ended)
         assert self.scheduler.abort(chosen.id) == ()
 
-    @precondition(lambda self: self.started and self.batch is None)
+    @precondition(lambda self: self.batch is None)
     @rule()
     def schedule(self) -> None:
         self.batch = self.scheduler.schedule()
@@ -230,6 +254,14 @@ class Traffic(RuleBasedStateMachine):
                 for r in self.batch.requests
             ]
             assert decodes == sorted(decodes, reverse=True), "a prefill stands before a decode"
+
+    @precondition(lambda self: self.batch is None)
+    @rule(num_steps=st.integers(1, 8))
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            if self.scheduler.has_work:
+                step(self.scheduler, self.device)
+                self.accounts_are_right()
 
     @precondition(lambda self: self.batch is not None)
     @rule(draw=st.data())
@@ -248,20 +280,9 @@ class Traffic(RuleBasedStateMachine):
         self.batch = None
 
     @invariant()
-    def blocks_are_accounted_for(self) -> None:
-        if not self.started:
-            return
-        tables = self.scheduler._running.values()
-        blocks = [block for table in tables for block in table.blocks.tolist()]
-        assert len(blocks) == len(set(blocks)), "a block is in two tables"
-        assert sorted(blocks + self.pool._free) == list(range(self.pool.num_blocks))
-
-    @invariant()
-    def order_of_arrival_is_kept(self) -> None:
-        if not self.started:
-            return
-        queue = [*self.scheduler._running, *self.scheduler._waiting]
-        assert queue == [r for r in self.requests if not r.is_finished]
+    def accounts_are_right(self) -> None:
+        check_blocks(self.scheduler, self.pool)
+        check_queue(self.scheduler, self.requests)
         assert self.scheduler.num_running <= self.max_requests
         prefills = [r.state is RequestState.PREFILL for r in self.scheduler._running]
         assert self.batch is not None or not any(prefills[:-1])
@@ -272,13 +293,10 @@ class Traffic(RuleBasedStateMachine):
             expected = complete_alone(request)
             assert request.output_ids == expected[: len(request.output_ids)]
             if request.finish_reason is FinishReason.LENGTH:
-                assert request.output_ids == expected
-                delivered = self.device.prompt_logits.get(request, [])
-                wanted = len(request.prompt_ids) if request.wants_prompt_logits else 0
-                assert delivered == list(range(wanted))
+                check_complete(self.device, request)
 
     def teardown(self) -> None:
-        if not self.started:
+        if not hasattr(self, "scheduler"):
             return
         if self.batch is not None:
             self.scheduler.commit(self.batch, self.device.execute(self.batch))
@@ -297,17 +315,22 @@ TestTraffic.settings = settings(max_examples=120, stateful_step_count=40, deadli
     block_size=st.integers(1, 4),
     max_tokens=st.integers(1, 12),
     max_requests=st.integers(1, 6),
-    shapes=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=8),
+    shapes=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 20), st.booleans()), min_size=1, max_size=8
+    ),
     spare_blocks=st.integers(0, 4),
 )
 def test_all_requests_finish_in_a_pool_that_just_holds_the_largest(
     block_size: int,
     max_tokens: int,
     max_requests: int,
-    shapes: list[tuple[int, int]],
+    shapes: list[tuple[int, int, bool]],
     spare_blocks: int,
 ) -> None:
-    requests = [make_request(f"r{i}", *shape) for i, shape in enumerate(shapes)]
+    requests = [
+        make_request(f"r{i}", num_prompt, limit, wants_prompt_logits=wants)
+        for i, (num_prompt, limit, wants) in enumerate(shapes)
+    ]
     largest = max(request.max_positions for request in requests)
     scheduler, device = make_pair(
         num_blocks=-(-largest // block_size) + spare_blocks,
@@ -317,10 +340,15 @@ def test_all_requests_finish_in_a_pool_that_just_holds_the_largest(
     )
     for request in requests:
         scheduler.add(request)
-    run_to_end(scheduler, device)
+    for _ in range(5000):
+        if not scheduler.has_work:
+            break
+        step(scheduler, device)
+        check_blocks(scheduler, device.pool)
+        check_queue(scheduler, requests)
     for request in requests:
-        assert request.output_ids == complete_alone(request)
         assert request.finish_reason is FinishReason.LENGTH
+        check_complete(device, request)
     assert device.pool.num_free == device.pool.num_blocks
 
 
@@ -392,6 +420,7 @@ def test_latest_request_is_preempted_and_computed_again() -> None:
     batch = step(scheduler, device)
     assert batch.requests == (first,)
     assert (second.state, second.num_computed) == (RequestState.WAITING, 0)
+    check_queue(scheduler, [first, second, third])
     assert second.output_ids == complete_alone(second)[:2]
     batches = run_to_end(scheduler, device)
     again = next(b for b in batches if second in b.requests)
@@ -401,6 +430,17 @@ def test_latest_request_is_preempted_and_computed_again() -> None:
     assert [r.output_ids for r in (first, second, third)] == [
         complete_alone(r) for r in (first, second, third)
     ]
+
+
+def test_request_waits_until_it_can_also_decode() -> None:
+    """Else its prefill would be thrown away one step later."""
+    scheduler, device = make_pair(num_blocks=3, block_size=2, max_tokens=8)
+    first, second = make_request("a", 3, 2), make_request("b", 2, 2)
+    scheduler.add(first)
+    scheduler.add(second)
+    batches = run_to_end(scheduler, device)
+    assert [[r.id for r in b.requests] for b in batches] == [["a"], ["a"], ["b"], ["b"]]
+    assert second.num_preemptions == 0
 
 
 def test_prompt_logits_are_delivered_once() -> None:
