@@ -300,6 +300,11 @@ def read_generation(file: GgufFile) -> Generation:
     starts = model == "llama" or meta.values.get("tokenizer.ggml.pre") == "llama-bpe"
     add_bos = meta.flag("tokenizer.ggml.add_bos_token", default=starts)
     bos = meta.token("tokenizer.ggml.bos_token_id")
+    if meta.flag("tokenizer.ggml.add_eos_token", default=False):
+        raise VerifyError(
+            f"metadata 'tokenizer.ggml.add_eos_token' ({file.path}): asks for a last token after "
+            "every prompt, which would end the text: got True, want False"
+        )
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = [meta.token(f"tokenizer.ggml.{key}") for key in keys]
     eos_ids = tuple(dict.fromkeys(each for each in ends if each is not None))

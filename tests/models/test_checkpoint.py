@@ -28,6 +28,19 @@ def refusal(path: Path | str) -> str:
     return str(caught.value).replace(str(path), "PATH")
 
 
+LAYER = {
+    "input_layernorm.weight": (64,),
+    "post_attention_layernorm.weight": (64,),
+    "self_attn.q_proj.weight": (64, 64),
+    "self_attn.k_proj.weight": (32, 64),
+    "self_attn.v_proj.weight": (32, 64),
+    "self_attn.o_proj.weight": (64, 64),
+    "mlp.gate_proj.weight": (96, 64),
+    "mlp.up_proj.weight": (96, 64),
+    "mlp.down_proj.weight": (64, 96),
+}
+
+
 def test_gguf_settings_have_hugging_face_names(build_gguf: BuildGguf) -> None:
     checkpoint = open_checkpoint(build_gguf("llama"))
     assert checkpoint.config == {
@@ -53,21 +66,10 @@ def test_gguf_settings_have_hugging_face_names(build_gguf: BuildGguf) -> None:
     }
     assert checkpoint.name == "tiny"
     assert checkpoint.generation == Generation(eos_ids=(0,), bos_id=1, add_bos=False)
-    layer = {
-        "input_layernorm.weight": (64,),
-        "post_attention_layernorm.weight": (64,),
-        "self_attn.q_proj.weight": (64, 64),
-        "self_attn.k_proj.weight": (32, 64),
-        "self_attn.v_proj.weight": (32, 64),
-        "self_attn.o_proj.weight": (64, 64),
-        "mlp.gate_proj.weight": (96, 64),
-        "mlp.up_proj.weight": (96, 64),
-        "mlp.down_proj.weight": (64, 96),
-    }
     expected: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (267, 64),
         "model.norm.weight": (64,),
-        **{f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()},
+        **{f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in LAYER.items()},
     }
     assert {name: each.shape for name, each in checkpoint.tensors.items()} == expected
     assert all(name == each.name for name, each in checkpoint.tensors.items())
@@ -141,6 +143,9 @@ def test_first_and_last_tokens(build_gguf: BuildGguf) -> None:
         ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
          "metadata 'tokenizer.ggml.add_bos_token' (PATH): got a request for a first token, "
          "want 'tokenizer.ggml.bos_token_id' to name it"),
+        ({"tokenizer.ggml.add_eos_token": True}, "metadata 'tokenizer.ggml.add_eos_token' (PATH): "
+         "asks for a last token after every prompt, which would end the text: got True, "
+         "want False"),
         ({"split.count": 3}, "file 'PATH': is one part of a split GGUF; join the parts into one "
          "file first"),
         ({"llama.attention.value_length": 16}, "metadata 'llama.attention.*' (PATH): heads of "
