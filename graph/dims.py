@@ -88,10 +88,10 @@ def evaluate(dim: Dim, binding: Mapping[str, int]) -> int:
     if isinstance(dim, sympy.Symbol):
         if dim.name in binding:
             return binding[dim.name]
-        raise ShapeError(f"dim '{dim.name}': not bound: have {', '.join(sorted(binding))}")
+        raise ShapeError(f"dim '{dim.name}': not bound: have {', '.join(sorted(binding)) or 'none'}")
     names = symbols_of([dim])
     if missing := names - binding.keys():
-        raise ShapeError(f"dim '{min(missing)}': not bound: have {', '.join(sorted(binding))}")
+        raise ShapeError(f"dim '{min(missing)}': not bound: have {', '.join(sorted(binding)) or 'none'}")
     return int(dim.subs({symbol(n): binding[n] for n in names}))
 
 
@@ -105,7 +105,7 @@ def roles_of(dim: Dim, dims: Mapping[str, DimDecl]) -> frozenset[Role]:
     roles = set()
     for name in symbols_of([dim]):
         if name not in dims:
-            raise ShapeError(f"dim '{name}': not declared: have {', '.join(sorted(dims))}")
+            raise ShapeError(f"dim '{name}': not declared: have {', '.join(sorted(dims)) or 'none'}")
         roles.add(dims[name].role)
     return frozenset(roles)
 

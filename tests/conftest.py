@@ -1,0 +1,70 @@
+"""Options, golden files and skips that all tests share.
+
+A test that needs what this machine lacks is skipped with a reason, never passed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+TESTS = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+
+hypothesis.settings.register_profile("local", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+    parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reasons = {
+        "slow": None if config.getoption("--slow") else "takes minutes: run with --slow",
+        "cpu": None if find_compiler() else f"no C++ compiler: none of {', '.join(COMPILERS)}",
+        "device": None if torch.cuda.is_available() else "no accelerator on this machine",
+    }
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def find_compiler() -> str | None:
+    """Return the C++ compiler that CXX names, else the first known one on the path."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return shutil.which(chosen)
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+Golden = Callable[[str], None]
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare text with tests/golden/<area>/<test>.txt, where area is the test's folder."""
+    area = request.path.parent.relative_to(TESTS)
+    stem = re.sub(r"[^\w.-]+", "-", request.node.name.removeprefix("test_")).strip("-")
+    path = TESTS / "golden" / area / f"{stem}.txt"
+
+    def compare(text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return
+        if not path.exists():
+            pytest.fail(f"golden file {path.relative_to(TESTS)} is missing: run --update-golden")
+        assert text == path.read_text(), f"differs from {path.relative_to(TESTS)}"
+
+    return compare
