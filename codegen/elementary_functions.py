@@ -12,6 +12,7 @@ from tilewright.codegen.elementary_steps import Name, Recorder
 _INF = float("inf")
 _NAN = float("nan")
 _SIGN = 0x80000000
+_TANH_SPLIT = 0.5498046875
 # Adding 1.5 * 2^23 leaves the nearest integer in the low bits, ties to even; the low nine bits of
 # this constant's own pattern are zero, so a left shift by 23 removes it.
 _MAGIC = float.fromhex("0x1.8p+23")
@@ -29,17 +30,19 @@ _HALF_PI = tuple(
     map(float.fromhex, ("0x1.921fb6p+0", "-0x1.777a5cp-25", "-0x1.ee59dap-50"))
 )
 
-# (e^r - 1 - r) / r^2 on |r| <= ln2 / 2, for e^r and for e^r - 1.
-_EXP = "0x1.fffffcp-2 0x1.555492p-3 0x1.5558b2p-5 0x1.12398ep-7 0x1.6a4b36p-10"
-_EXPM1 = "0x1p-1 0x1.555554p-3 0x1.5554f8p-5 0x1.1112d6p-7 0x1.6d3a4ap-10 0x1.9e77aap-13"
+# (e^r - 1 - r) / r^2 on |r| <= ln2 / 2, closest for negative r, where the result has smaller ulps.
+_EXP = "0x1.fffff2p-2 0x1.55549cp-3 0x1.556110p-5 0x1.1233aep-7 0x1.64102cp-10"
+# (tanh(x) / x - 1) / x^2 in x^2 on x <= 0.55.
+_TANH_NEAR = "-0x1.55554ap-2 0x1.110ceep-3 -0x1.b91e7ep-5 0x1.58e518p-6 -0x1.9921a0p-8"
 # (log(1 + f) - f + f^2 / 2) / f^3 on sqrt(1/2) <= 1 + f <= sqrt(2).
 _LOG = (
     "0x1.555554p-2 -0x1.000226p-2 0x1.99a01ep-3 -0x1.54728cp-3"
     " 0x1.22d8f8p-3 -0x1.0d81f2p-3 0x1.05602ep-3 -0x1.38cf20p-4"
 )
-# In z = r^2 on |r| <= pi / 4: (sin r - r) / r^3 and (cos r - 1 + z / 2) / z^2.
-_SIN = "-0x1.555544p-3 0x1.1106c6p-7 -0x1.991bf4p-13"
-_COS = "0x1.55554ap-5 -0x1.6c0c26p-10 0x1.99e71cp-16"
+# In z = r^2: (sin r - r) / r^3 and (cos r - 1 + z / 2) / z^2. On |r| <= 0.915 rather than pi / 4:
+# the quadrant of a large x may round to a neighbour, since 2 / pi has 24 bits.
+_SIN = "-0x1.555556p-3 0x1.111152p-7 -0x1.a031d2p-13 0x1.719468p-19"
+_COS = "0x1.555538p-5 -0x1.6c02d8p-10 0x1.97a03cp-16"
 # erf(x) / x - 1 in x^2 on x <= 1, and log(1 - erf(x)) in x on 1 <= x <= 4.
 _ERF_NEAR = (
     "0x1.06eba8p-3 -0x1.81273ep-2 0x1.ce2ce6p-4 -0x1.b7f71ap-6"
@@ -76,10 +79,10 @@ def _power_of_two(op: Recorder, k: Name) -> Name:
     return op("from_bits", op("iadd", op("ishl", k, 23), _ONE_BITS))
 
 
-def _one_plus(op: Recorder, r: Name, coefficients: str) -> Name:
-    """Return 1 + r + r^2 q(r)."""
+def _exp_near(op: Recorder, r: Name) -> Name:
+    """e^r for |r| <= ln2 / 2."""
     square = op("mul", r, r)
-    return op("add", op("fma", square, _horner(op, r, coefficients), r), 1.0)
+    return op("add", op("fma", square, _horner(op, r, _EXP), r), 1.0)
 
 
 def _exp_in_range(op: Recorder, x: Name) -> Name:
@@ -87,7 +90,7 @@ def _exp_in_range(op: Recorder, x: Name) -> Name:
     r, shifted = _reduce_exp(op, x)
     k = op("isub", shifted, _MAGIC_BITS)
     half = op("ishr", k, 1)
-    scaled = op("mul", _one_plus(op, r, _EXP), _power_of_two(op, half))
+    scaled = op("mul", _exp_near(op, r), _power_of_two(op, half))
     return op("mul", scaled, _power_of_two(op, op("isub", k, half)))
 
 
@@ -101,7 +104,13 @@ def sigmoid(op: Recorder, x: Name) -> Name:
     """1 / (1 + e^-x) through e^-|x|, so that the left tail keeps its precision."""
     negative = op("neg", op("abs", x))
     e = _exp_in_range(op, op("select_lt", negative, -104.0, -104.0, negative))
-    return op("div", op("select_lt", x, 0.0, e, 1.0), op("add", e, 1.0))
+    below = op("add", e, 1.0)
+    # One Newton step on the reciprocal, which also puts back what 1 + e lost.
+    inverse = op("div", 1.0, below)
+    lost = op("sub", e, op("sub", below, 1.0))
+    missing = op("fma", op("neg", lost), inverse, op("fma", op("neg", below), inverse, 1.0))
+    numerator = op("select_lt", x, 0.0, e, 1.0)
+    return op("fma", numerator, inverse, op("mul", numerator, op("mul", missing, inverse)))
 
 
 def _with_sign_of(op: Recorder, magnitude: Name, x: Name) -> Name:
@@ -111,15 +120,16 @@ def _with_sign_of(op: Recorder, magnitude: Name, x: Name) -> Name:
 
 
 def tanh(op: Recorder, x: Name) -> Name:
-    """E / (E + 2) with E = e^2|x| - 1; tanh(x) = x for tiny x and 1 from 9.02."""
+    """Odd polynomial up to 0.55, then 1 - 2 / (e^2|x| + 1); tanh(x) = 1 from 9.02."""
     magnitude = op("abs", x)
-    near = op("select_lt", 10.0, magnitude, 10.0, magnitude)
-    r, shifted = _reduce_exp(op, op("add", near, near))
-    square = op("mul", r, r)
-    expm1 = op("fma", square, _horner(op, r, _EXPM1), r)
-    scale = _power_of_two(op, shifted)
-    grown = op("fma", scale, expm1, op("sub", scale, 1.0))
-    return _with_sign_of(op, op("div", grown, op("add", grown, 2.0)), x)
+    square = op("mul", x, x)
+    cube = op("mul", square, magnitude)
+    near = op("fma", cube, _horner(op, square, _TANH_NEAR), magnitude)
+    clamped = op("select_lt", 10.0, magnitude, 10.0, magnitude)
+    r, shifted = _reduce_exp(op, op("add", clamped, clamped))
+    below = op("fma", _exp_near(op, r), _power_of_two(op, shifted), 1.0)
+    far = op("sub", 1.0, op("div", 2.0, below))
+    return _with_sign_of(op, op("select_lt", magnitude, _TANH_SPLIT, near, far), x)
 
 
 def erf(op: Recorder, x: Name) -> Name:
@@ -128,7 +138,7 @@ def erf(op: Recorder, x: Name) -> Name:
     near = op("fma", magnitude, _horner(op, op("mul", x, x), _ERF_NEAR), magnitude)
     clamped = op("select_lt", 4.0, magnitude, 4.0, magnitude)
     r, shifted = _reduce_exp(op, _horner(op, clamped, _ERF_FAR))
-    tail = _one_plus(op, r, _EXP)
+    tail = _exp_near(op, r)
     far = op("fma", op("neg", tail), _power_of_two(op, shifted), 1.0)
     return _with_sign_of(op, op("select_lt", magnitude, 1.0, near, far), x)
 
@@ -164,19 +174,24 @@ def _reduce_trig(op: Recorder, x: Name) -> tuple[Name, Name, Name]:
     first, second, third = _HALF_PI
     # Exact: a multiple of 2^-24 below 1 (Cody and Waite; the fma makes 24-bit parts usable).
     start = op("fma", q, -first, known)
-    r = op("fma", q, -second, start)
-    tail = op("fma", q, -third, op("fma", q, -second, op("sub", start, r)))
-    return r, tail, op("bits", shifted)
+    product = op("mul", q, second)
+    r = op("sub", start, product)
+    # What the subtraction lost (Knuth's two-sum), then what the product lost.
+    moved = op("sub", r, start)
+    kept = op("sub", start, op("sub", r, moved))
+    lost = op("sub", kept, op("add", product, moved))
+    tail = op("sub", lost, op("fma", q, second, op("neg", product)))
+    return r, op("fma", q, -third, tail), op("bits", shifted)
 
 
 def _sin_near(op: Recorder, r: Name, tail: Name, square: Name) -> Name:
-    """sin(r + tail) for |r| <= pi / 4."""
+    """sin(r + tail) for |r| <= 0.915."""
     cube = op("mul", square, r)
     return op("add", r, op("fma", cube, _horner(op, square, _SIN), tail))
 
 
 def _cos_near(op: Recorder, r: Name, tail: Name, square: Name) -> Name:
-    """cos(r + tail) for |r| <= pi / 4, with what 1 - z/2 loses added back."""
+    """cos(r + tail) for |r| <= 0.915, with what 1 - z/2 loses added back."""
     half = op("mul", square, 0.5)
     high = op("sub", 1.0, half)
     lost = op("sub", op("sub", 1.0, high), half)

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.codegen import elementary_numpy
-from tilewright.codegen.elementary import DEFINITIONS, evaluate
+from tilewright.codegen.elementary import DEFINITIONS, MATH_VERSION, evaluate
 from tilewright.codegen.elementary_steps import Definition, Literal, Operand, f32_bits
 from tilewright.codegen.expr_cpp import CPP_OPERATIONS, cpp_function, cpp_header, cpp_literal
 from tilewright.graph.errors import LowerError
 from tilewright.graph.scalar import Call, Const, Scalar, Var
+
+__all__ = ["LANGUAGES", "MATH_VERSION", "Language", "evaluate_scalar", "prelude", "print_scalar"]
 
 
 @dataclass(frozen=True)
