@@ -121,8 +121,12 @@ def _check_form(where: str, extent: Any, limits: Mapping[str, int], depth: int) 
         if extent not in limits:
             raise ArtifactError(f"{where}: dim '{extent}' is unknown: have {', '.join(limits)}")
     elif isinstance(extent, list):
-        if depth == MAX_EXTENT_DEPTH or len(extent) < 2 or extent[0] not in _FORMS:
-            raise ArtifactError(f"{where}: got extent {_short(extent)}, want one of {_FORMS}")
+        if depth == MAX_EXTENT_DEPTH:
+            raise ArtifactError(f"{where}: an extent is nested deeper than {MAX_EXTENT_DEPTH}")
+        if len(extent) < 2 or extent[0] not in _FORMS:
+            raise ArtifactError(
+                f"{where}: got extent {_short(extent)}, want one of {', '.join(_FORMS)}"
+            )
         for part in extent[1:]:
             _check_form(where, part, limits, depth + 1)
         if extent[0] == "ceildiv" and not (

@@ -6,6 +6,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "tw_pool.h"
 
@@ -16,18 +17,6 @@ namespace {
 void run_inline(int64_t num_items, tw_body body, void* arg) {
   FloatModeScope scope;
   body(arg, 0, num_items, current.thread_id);
-}
-
-// Raises a TVM-FFI ValueError that starts with the kernel's name.
-__attribute__((format(printf, 2, 3))) bool fail(const char* kernel, const char* format, ...) {
-  char text[320];
-  int used = snprintf(text, 128, "kernel '%s': ", kernel);
-  va_list values;
-  va_start(values, format);
-  vsnprintf(text + (used < 127 ? used : 127), 192, format, values);
-  va_end(values);
-  TVMFFIErrorSetRaisedFromCStr("ValueError", text);
-  return false;
 }
 
 // Moves the error that a kernel raised in this thread into `text`.
@@ -61,6 +50,22 @@ void tw_parallel(int64_t num_items, tw_body body, void* arg) {
 }
 
 int tw_num_threads(void) { return current.num_threads; }
+
+int tw_fail(const char* kernel, const char* format, ...) {
+  char text[320];
+  int used = snprintf(text, 128, "kernel '%s': ", kernel);
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text + (used < 127 ? used : 127), 192, format, values);
+  va_end(values);
+  // By hand: TVMFFIErrorSetRaisedFromCStr also walks the stack, which takes seconds under torch.
+  TVMFFIByteArray kind = {"ValueError", 10}, message = {text, strlen(text)}, backtrace = {"", 0};
+  TVMFFIObjectHandle error = nullptr;
+  if (TVMFFIErrorCreate(&kind, &message, &backtrace, &error) != 0) return -1;
+  TVMFFIErrorSetRaised(error);
+  TVMFFIObjectDecRef(error);
+  return -1;
+}
 
 struct tw_launch {
   TVMFFISafeCallType call;
@@ -158,7 +163,8 @@ void find_flaw(const DLTensor* t, int code, int bits, int ndim, Flaw* flaw) {
 }  // namespace
 
 bool tw_check_count(const char* kernel, int32_t got, int32_t want) {
-  return got == want || fail(kernel, "number of arguments: got %d, want %d", got, want);
+  if (got != want) tw_fail(kernel, "number of arguments: got %d, want %d", got, want);
+  return got == want;
 }
 
 const DLTensor* tw_check_tensor(const char* kernel, const TVMFFIAny* args, int index,
@@ -171,33 +177,38 @@ const DLTensor* tw_check_tensor(const char* kernel, const TVMFFIAny* args, int i
                                                sizeof(TVMFFIObject));
   }
   if (tensor == nullptr) {
-    fail(kernel, "argument %d '%s': got type index %d, want a tensor", index, name, arg.type_index);
+    tw_fail(kernel, "argument %d '%s': got type index %d, want a tensor", index, name,
+            arg.type_index);
     return nullptr;
   }
   Flaw flaw = {};
   find_flaw(tensor, code, bits, ndim, &flaw);
   if (flaw.what == nullptr) return tensor;
-  fail(kernel, "argument %d '%s': %s: got %s, want %s", index, name, flaw.what, flaw.got,
-       flaw.want);
+  tw_fail(kernel, "argument %d '%s': %s: got %s, want %s", index, name, flaw.what, flaw.got,
+          flaw.want);
   return nullptr;
 }
 
 bool tw_check_extent(const char* kernel, const DLTensor* tensor, const char* name, int axis,
                      int64_t want) {
   int64_t got = axis < tensor->ndim ? tensor->shape[axis] : -1;
-  return got == want || fail(kernel, "tensor '%s': extent of axis %d: got %lld, want %lld", name,
-                             axis, (long long)got, (long long)want);
+  if (got == want) return true;
+  tw_fail(kernel, "tensor '%s': extent of axis %d: got %lld, want %lld", name, axis, (long long)got,
+          (long long)want);
+  return false;
 }
 
 bool tw_check_int(const char* kernel, const TVMFFIAny* args, int index, const char* name,
                   int64_t lower, int64_t upper, int64_t* value) {
   const TVMFFIAny& arg = args[index];
   if (arg.type_index != kTVMFFIInt) {
-    return fail(kernel, "argument %d '%s': got type index %d, want an int", index, name,
-                arg.type_index);
+    tw_fail(kernel, "argument %d '%s': got type index %d, want an int", index, name,
+            arg.type_index);
+    return false;
   }
   *value = arg.v_int64;
   if (*value >= lower && *value <= upper) return true;
-  return fail(kernel, "argument %d '%s': got %lld, want %lld to %lld", index, name,
-              (long long)*value, (long long)lower, (long long)upper);
+  tw_fail(kernel, "argument %d '%s': got %lld, want %lld to %lld", index, name, (long long)*value,
+          (long long)lower, (long long)upper);
+  return false;
 }

@@ -32,6 +32,10 @@ TW_HIDDEN void tw_parallel(int64_t num_items, tw_body body, void* arg);
 // Threads that may run a body: the size of the bound pool, or 1.
 TW_HIDDEN int tw_num_threads(void);
 
+// Raises a ValueError "kernel '<kernel>': <text>" in TVM-FFI and returns -1: `return tw_fail(...)`.
+TW_HIDDEN int tw_fail(const char* kernel, const char* format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 TW_HIDDEN bool tw_check_count(const char* kernel, int32_t got, int32_t want);
 TW_HIDDEN const DLTensor* tw_check_tensor(const char* kernel, const TVMFFIAny* args, int index,
                                           const char* name, int code, int bits, int ndim);
@@ -41,13 +45,15 @@ TW_HIDDEN bool tw_check_int(const char* kernel, const TVMFFIAny* args, int index
                             int64_t lower, int64_t upper, int64_t* value);
 
 // Opens the definition of a kernel that TVM-FFI finds by the name `symbol`.
-#define TW_KERNEL(symbol)                                                                          \
-  static int symbol##_call(const char* tw_kernel, const TVMFFIAny* tw_args, int32_t tw_num_args);  \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##symbol(void*, const TVMFFIAny* args,               \
-                                                       int32_t num_args, TVMFFIAny*) {             \
-    return symbol##_call(#symbol, args, num_args);                                                 \
-  }                                                                                                \
-  static int symbol##_call(const char* tw_kernel, const TVMFFIAny* tw_args, int32_t tw_num_args)
+#define TW_KERNEL(symbol)                                                                   \
+  static int symbol##_call(const char*, const TVMFFIAny*, int32_t);                         \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##symbol(void*, const TVMFFIAny* args,        \
+                                                       int32_t num_args, TVMFFIAny*) {      \
+    return symbol##_call(#symbol, args, num_args);                                          \
+  }                                                                                         \
+  static int symbol##_call([[maybe_unused]] const char* tw_kernel,                          \
+                           [[maybe_unused]] const TVMFFIAny* tw_args,                       \
+                           [[maybe_unused]] int32_t tw_num_args)
 
 // Exactly `count` arguments were given. Must come first: the other checks index the arguments.
 #define TW_ARGUMENTS(count) \

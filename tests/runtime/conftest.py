@@ -48,10 +48,7 @@ TW_KERNEL(accumulate) {
   TW_EXTENT(slots, 0, num_rows);
   for (int64_t i = 0; i < num_rows; ++i) {
     int32_t slot = TW_DATA(int32_t, slots)[i];
-    if (slot < 0 || slot >= num_slots) {
-      TVMFFIErrorSetRaisedFromCStr("ValueError", "kernel 'accumulate': slot out of range");
-      return -1;
-    }
+    if (slot < 0 || slot >= num_slots) return tw_fail(tw_kernel, "slot %d out of range", slot);
     float* sum = TW_DATA(float, state) + 8 * slot;
     TW_DATA(uint8_t, scratch)[0] = 1;
     for (int k = 0; k < 8; ++k) {

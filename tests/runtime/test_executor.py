@@ -104,7 +104,7 @@ def test_failed_launch_is_named_and_the_next_step_runs(
                 executor.run(bad, {"tokens": 2})
         assert str(caught.value) == (
             "launch 1 'layers.0.accumulate' of bucket 'tokens4' failed: "
-            "kernel 'accumulate': slot out of range"
+            "kernel 'accumulate': slot -1 out of range"
         )
         executor.allocate_states({"slots": 64})
         outputs = executor.run(step(2), {"tokens": 2})
