@@ -268,7 +268,8 @@ struct attend_launch {
     weigh(rows, s);
     if (!first) fold_sums(rows, s);
     const fold_factors fold = {s.keep, s.gain, first};
-    const cache_rows<Cache> direct = {v, s.offset};
+    const cache_rows<Cache, P::WIDTH, P::CHUNK, P::BLOCK_SIZE> direct = {
+        v, s.offset, (int)(unit * P::CHUNK % P::BLOCK_SIZE)};
     if constexpr (Z::DIRECT) {
       add_values(rows, direct, fold, s, out);
     } else {

@@ -23,35 +23,75 @@ static TW_INLINE float cache_f32(float x) { return x; }
 static TW_INLINE float cache_f32(uint16_t x) { return f32_from_bf16(x); }
 
 #if defined(__AVX2__)
-static TW_INLINE __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
-static TW_INLINE __m256 load8(const uint16_t* p) {
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+// Four words of one row in the low half, of another in the high half.
+static TW_INLINE __m256 load4x2(const void* low, const void* high) {
+  const __m256 a = _mm256_castps128_ps256(_mm_loadu_ps((const float*)low));
+  return _mm256_insertf128_ps(a, _mm_loadu_ps((const float*)high), 1);
 }
 
-// out[i * stride + j] = rows[j][i] for i, j < 8.
-template <class Cache>
-static TW_INLINE void transpose8(const Cache* const* rows, int column, float* out, int stride) {
-  __m256 a[8], b[8];
-  TW_UNROLL(8)
-  for (int j = 0; j < 8; ++j) a[j] = load8(rows[j] + column);
+// out[i][j] = word i of rows[j], for 4 words of 8 rows.
+static TW_INLINE void transpose4(const float* const* rows, __m256* out) {
+  __m256 a[4], b[4];
   TW_UNROLL(4)
-  for (int j = 0; j < 8; j += 2) {
-    b[j] = _mm256_unpacklo_ps(a[j], a[j + 1]);
-    b[j + 1] = _mm256_unpackhi_ps(a[j], a[j + 1]);
-  }
+  for (int j = 0; j < 4; ++j) a[j] = load4x2(rows[j], rows[j + 4]);
+  b[0] = _mm256_unpacklo_ps(a[0], a[1]);
+  b[1] = _mm256_unpackhi_ps(a[0], a[1]);
+  b[2] = _mm256_unpacklo_ps(a[2], a[3]);
+  b[3] = _mm256_unpackhi_ps(a[2], a[3]);
+  out[0] = _mm256_shuffle_ps(b[0], b[2], 0x44);
+  out[1] = _mm256_shuffle_ps(b[0], b[2], 0xee);
+  out[2] = _mm256_shuffle_ps(b[1], b[3], 0x44);
+  out[3] = _mm256_shuffle_ps(b[1], b[3], 0xee);
+}
+
+// out[i * stride + j] = rows[j][column + i] for i, j < 8. Pairs of bf16 are moved as words.
+static TW_INLINE void transpose8(const float* const* rows, int column, float* out, int stride) {
   TW_UNROLL(2)
-  for (int j = 0; j < 8; j += 4) {
-    a[j] = _mm256_shuffle_ps(b[j], b[j + 2], 0x44);
-    a[j + 1] = _mm256_shuffle_ps(b[j], b[j + 2], 0xee);
-    a[j + 2] = _mm256_shuffle_ps(b[j + 1], b[j + 3], 0x44);
-    a[j + 3] = _mm256_shuffle_ps(b[j + 1], b[j + 3], 0xee);
+  for (int i = 0; i < 8; i += 4) {
+    const float* from[8];
+    __m256 words[4];
+    for (int j = 0; j < 8; ++j) from[j] = rows[j] + column + i;
+    transpose4(from, words);
+    for (int k = 0; k < 4; ++k) _mm256_storeu_ps(out + (i + k) * stride, words[k]);
   }
-  TW_UNROLL(4)
-  for (int j = 0; j < 4; ++j) {
-    _mm256_storeu_ps(out + j * stride, _mm256_permute2f128_ps(a[j], a[j + 4], 0x20));
-    _mm256_storeu_ps(out + (j + 4) * stride, _mm256_permute2f128_ps(a[j], a[j + 4], 0x31));
+}
+static TW_INLINE void transpose8(const uint16_t* const* rows, int column, float* out, int stride) {
+  const __m256 high = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000u));
+  const float* from[8];
+  __m256 words[4];
+  for (int j = 0; j < 8; ++j) from[j] = (const float*)(rows[j] + column);
+  transpose4(from, words);
+  for (int k = 0; k < 4; ++k) {
+    const __m256i even = _mm256_slli_epi32(_mm256_castps_si256(words[k]), 16);
+    _mm256_storeu_ps(out + 2 * k * stride, _mm256_castsi256_ps(even));
+    _mm256_storeu_ps(out + (2 * k + 1) * stride, _mm256_and_ps(words[k], high));
   }
+}
+
+// The trees of tw::sum and tw::max_lane in registers.
+static TW_INLINE __m128 quarters(v16 a, bool add, __m128* other) {
+#if defined(__AVX512F__)
+  const __m256 x = _mm512_castps512_ps256(a.x), y = _mm512_extractf32x8_ps(a.x, 1);
+#else
+  const __m256 x = a.x, y = a.y;
+#endif
+  const __m256 half = add ? _mm256_add_ps(x, y) : _mm256_max_ps(x, y);
+  *other = _mm256_extractf128_ps(half, 1);
+  return _mm256_castps256_ps128(half);
+}
+static TW_INLINE float sum_lanes(v16 a) {
+  __m128 high;
+  __m128 x = quarters(a, true, &high);
+  x = _mm_add_ps(x, high);
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+static TW_INLINE float largest_lane(v16 a) {
+  __m128 high;
+  __m128 x = quarters(a, false, &high);
+  x = _mm_max_ps(x, high);
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 #else
 template <class Cache>
@@ -59,6 +99,8 @@ static TW_INLINE void transpose8(const Cache* const* rows, int column, float* ou
   for (int i = 0; i < 8; ++i)
     for (int j = 0; j < 8; ++j) out[i * stride + j] = cache_f32(rows[j][column + i]);
 }
+static TW_INLINE float sum_lanes(v16 a) { return sum(a); }
+static TW_INLINE float largest_lane(v16 a) { return max_lane(a); }
 #endif
 
 // The keys of `count` positions (a multiple of 16) as keys[width][stride]; the values of the same
@@ -70,11 +112,10 @@ static TW_SHARED void transpose_keys(const Cache* cache, const Cache* values, co
   for (int j = 0; j < count; j += 8) {
     const Cache* rows[8];
     for (int i = 0; i < 8; ++i) rows[i] = cache + offset[j + i];
-    for (int d = 0; d < WIDTH; d += 8) {
-      if (values && d % LINE == 0)
-        for (int i = 0; i < 8; ++i) prefetch(values + offset[j + i] + d);
-      transpose8(rows, d, keys + d * STRIDE + j, STRIDE);
-    }
+    if (values)
+      for (int i = 0; i < 8; ++i)
+        for (int d = 0; d < WIDTH; d += LINE) prefetch(values + offset[j + i] + d);
+    for (int d = 0; d < WIDTH; d += 8) transpose8(rows, d, keys + d * STRIDE + j, STRIDE);
   }
 }
 
@@ -91,15 +132,36 @@ static TW_SHARED void stage_values(const Cache* cache, const int64_t* offset, in
   }
 }
 
-// Vectors of 16 columns that R rows can keep in registers.
-template <int R>
+// Vectors of 16 columns that R rows can keep in registers; converting bf16 needs some of them.
+template <int R, class T>
 constexpr int tile_columns() {
 #if defined(__AVX512F__)
   constexpr int ACCUMULATORS = 24;
 #else
-  constexpr int ACCUMULATORS = 6;
+  constexpr int ACCUMULATORS = sizeof(T) == 2 ? 5 : 6;
 #endif
   return ACCUMULATORS / R >= 4 ? 4 : ACCUMULATORS / R >= 2 ? 2 : 1;
+}
+
+// acc[r][c] += x[r] * y[c]. With few rows their factors stay in registers, with many the columns do: either
+// way the tile fits into 16 registers of AVX2.
+template <int R, int C, int X_STRIDE, class T>
+static TW_INLINE void multiply_add(const float* x, const T* y, v16 (&acc)[R][C]) {
+  if constexpr (C > 1) {
+    v16 factor[R];
+    TW_UNROLL(16)
+    for (int r = 0; r < R; ++r) factor[r] = set1(x[r * X_STRIDE]);
+    TW_UNROLL(4)
+    for (int c = 0; c < C; ++c) {
+      const v16 column = load_cache(y + 16 * c);
+      TW_UNROLL(16)
+      for (int r = 0; r < R; ++r) acc[r][c] = fma(factor[r], column, acc[r][c]);
+    }
+  } else {
+    const v16 column = load_cache(y);
+    TW_UNROLL(16)
+    for (int r = 0; r < R; ++r) acc[r][0] = fma(set1(x[r * X_STRIDE]), column, acc[r][0]);
+  }
 }
 
 // scores[r][j] = scale * sum over d of q[r][d] * keys[d][j], for 16 * C positions.
@@ -111,17 +173,7 @@ static TW_INLINE void score_block(const float* q, const float* keys, float scale
     TW_UNROLL(4)
     for (int c = 0; c < C; ++c) acc[r][c] = zero();
   }
-  for (int d = 0; d < WIDTH; ++d) {
-    v16 key[C];
-    TW_UNROLL(4)
-    for (int c = 0; c < C; ++c) key[c] = load(keys + d * STRIDE + c * 16);
-    TW_UNROLL(16)
-    for (int r = 0; r < R; ++r) {
-      const v16 x = set1(q[r * WIDTH + d]);
-      TW_UNROLL(4)
-      for (int c = 0; c < C; ++c) acc[r][c] = fma(x, key[c], acc[r][c]);
-    }
-  }
+  for (int d = 0; d < WIDTH; ++d) multiply_add<R, C, WIDTH>(q + d, keys + d * STRIDE, acc);
   TW_UNROLL(16)
   for (int r = 0; r < R; ++r) {
     TW_UNROLL(4)
@@ -131,7 +183,7 @@ static TW_INLINE void score_block(const float* q, const float* keys, float scale
 
 template <int R, int WIDTH, int STRIDE>
 static TW_SHARED void score_rows(const float* q, const float* keys, int count, float scale, float* scores) {
-  constexpr int C = tile_columns<R>();
+  constexpr int C = tile_columns<R, float>();
   int j = 0;
   for (; j + 16 * C <= count; j += 16 * C)
     score_block<R, C, WIDTH, STRIDE>(q, keys + j, scale, scores + j);
@@ -148,26 +200,37 @@ static TW_SHARED void weigh_row(float* scores, int visible, float* maximum, floa
   for (int j = visible; j < padded; ++j) scores[j] = -__builtin_inff();
   v16 top = load(scores);
   for (int j = 16; j < padded; j += 16) top = max(load(scores + j), top);
-  *maximum = max_lane(top);
+  *maximum = largest_lane(top);
   const float shift = finite_shift(*maximum);
   for (int j = 0; j < padded; ++j) scores[j] = tw_exp(scores[j] - shift);
   for (int j = visible; j < padded; ++j) scores[j] = 0.0f;
   v16 lanes = load(scores);
   for (int j = 16; j < padded; j += 16) lanes = add(lanes, load(scores + j));
-  *total = sum(lanes);
+  *total = sum_lanes(lanes);
 }
 
-// Where the values of a unit are: staged fp32 rows, or the rows of the cache itself.
+// Where the values of a unit are: staged fp32 rows, or the rows of the cache itself, which lie side by side
+// within a block. run(j) is the position after the last one of j's block.
 template <int STRIDE>
 struct staged_rows {
+  using type = float;
+  static constexpr int STEP = STRIDE;
   const float* base;
-  TW_INLINE v16 at(int j, int d) const { return load(base + j * STRIDE + d); }
+  TW_INLINE const float* at(int j) const { return base + j * STRIDE; }
+  TW_INLINE int run(int) const { return 1 << 30; }
 };
-template <class Cache>
+template <class Cache, int WIDTH, int CHUNK, int BLOCK_SIZE>
 struct cache_rows {
+  using type = Cache;
+  static constexpr int STEP = WIDTH;
   const Cache* base;
   const int64_t* offset;
-  TW_INLINE v16 at(int j, int d) const { return load_cache(base + offset[j] + d); }
+  int first_entry;  // entry, in its block, of the unit's first position
+  TW_INLINE const Cache* at(int j) const { return base + offset[j]; }
+  TW_INLINE int run(int j) const {
+    const int entry = CHUNK % BLOCK_SIZE == 0 ? j % BLOCK_SIZE : (first_entry + j) % BLOCK_SIZE;
+    return j + BLOCK_SIZE - entry;
+  }
 };
 
 // What happens to the weighted values of a unit: out = o, or out = out * keep + o * gain.
@@ -191,16 +254,10 @@ static TW_INLINE void value_block(const float* weights, Rows rows, const int* vi
     TW_UNROLL(4)
     for (int c = 0; c < C; ++c) acc[r][c] = zero();
   }
-  for (int j = 0; j < common; ++j) {
-    v16 value[C];
-    TW_UNROLL(4)
-    for (int c = 0; c < C; ++c) value[c] = rows.at(j, d + 16 * c);
-    TW_UNROLL(16)
-    for (int r = 0; r < R; ++r) {
-      const v16 weight = set1(weights[r * STRIDE + j]);
-      TW_UNROLL(4)
-      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, value[c], acc[r][c]);
-    }
+  for (int j = 0; j < common;) {
+    const auto* row = rows.at(j) + d;
+    const int run = rows.run(j), end = run < common ? run : common;
+    for (; j < end; ++j, row += Rows::STEP) multiply_add<R, C, STRIDE>(weights + j, row, acc);
   }
   TW_UNROLL(16)
   for (int r = 0; r < R; ++r) {
@@ -208,7 +265,7 @@ static TW_INLINE void value_block(const float* weights, Rows rows, const int* vi
     for (int j = common; j < visible[r]; ++j) {
       const v16 weight = set1(weights[r * STRIDE + j]);
       TW_UNROLL(4)
-      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, rows.at(j, d + 16 * c), acc[r][c]);
+      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, load_cache(rows.at(j) + d + 16 * c), acc[r][c]);
     }
     float* row = out.base + r * out.stride + d;
     TW_UNROLL(4)
@@ -225,7 +282,7 @@ static TW_INLINE void value_block(const float* weights, Rows rows, const int* vi
 // rest row by row in the same order: a masked product would not do, 0 * NaN is NaN and -0 + 0 is +0.
 template <int R, int WIDTH, int STRIDE, class Rows>
 static TW_SHARED void value_rows(const float* weights, Rows rows, const int* visible, fold_factors fold, target out) {
-  constexpr int C = tile_columns<R>();
+  constexpr int C = tile_columns<R, typename Rows::type>();
   int common = 1 << 30;
   for (int r = 0; r < R; ++r)
     if (visible[r] > 0 && visible[r] < common) common = visible[r];

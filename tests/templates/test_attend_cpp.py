@@ -142,6 +142,7 @@ def render(problem: Problem) -> str:
     offset = f"(token * {problem.heads} + head) * {problem.width}"
     return environment.get_template("attend.cpp.j2").render(
         **vars(problem),
+        preamble=POOL + prelude("cpp"),
         name="attend",
         args=ARGS,
         load_q=f"    for (int d = 0; d < {problem.width}; ++d) q[d] = args.q[{offset} + d];",
@@ -166,7 +167,7 @@ def compiled(problem: Problem) -> ctypes.CDLL:
     """The kernel of a problem as a library, ready to be called with any schedule."""
     folder = Path(mkdtemp(prefix="attend-"))
     source = folder / "kernels.cpp"
-    source.write_text(POOL + prelude("cpp") + render(problem))
+    source.write_text(render(problem))
     library = folder / "kernels.so"
     flags = "-std=c++17 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math"
     command = ["g++", *flags.split(), "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
