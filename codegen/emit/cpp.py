@@ -30,6 +30,7 @@ from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
 
+PREAMBLE = '#include "tw_host.h"\n#include "tw_vec.h"\n#include "tw_math.h"\n'
 TEMPLATE_ROOT = Path(tilewright.templates.__file__).resolve().parent
 
 
@@ -47,8 +48,8 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
     build = {"row": _row, "contract": _contract, "attend": _attend}[spec.kind]
     variables = {"name": f"k_{spec.symbol}", "args": _members(spec.body), **build(spec)}
-    text = environment().get_template(template.path).render(variables)
-    return KernelSource(spec.symbol, "cpp", text)
+    text = environment().get_template(template.path).render({"preamble": "", **variables})
+    return KernelSource(spec.symbol, "cpp", PREAMBLE + text)
 
 
 # --- arguments -------------------------------------------------------------------------------------
@@ -188,8 +189,7 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     rows = anchors[0].type.shape[0]
     prologue, direct = _prologue(spec, activation, rows)
     call = (
-        f"k_{spec.symbol}::run(arguments, {_extent(to_json(rows))}, tw_pool{{}}, "
-        "(uint8_t*)workspace->data);"
+        f"k_{spec.symbol}::run(arguments, {_extent(to_json(rows))}, (uint8_t*)workspace->data);"
     )
     schedule = dict(spec.schedule.values)
     names = {"form": ("stream", "slab"), "split": ("rows", "panels")}
@@ -305,7 +305,8 @@ def _load(
     offset, stride = "", 1
     for name, extent in zip(reversed(index[len(index) - len(shape):]), reversed(shape), strict=True):
         if extent != 1:
-            offset = f"{name} * {stride}" + (f" + {offset}" if offset else "")
+            term = name if stride == 1 else f"{name} * {stride}"
+            offset = term + (f" + {offset}" if offset else "")
         stride *= extent
     if value not in body.weight and has_rows(type_, rank, rows):
         offset = f"{row} * {stride}" + (f" + {offset}" if offset else "")

@@ -185,8 +185,12 @@ class RowPrinter:
     def _element(self, value: str, index: Sequence[str], rank: int, row: str = "row") -> str:
         """Return the load of one element, broadcast by extents of 1."""
         type_ = self.body.type_of(value)
-        shape = inner_shape(type_, rank, self.rows) if value not in self.inside else (
-            self.shape_of(self.inside[value]))
+        if value in self.inside:
+            shape = self.shape_of(self.inside[value])
+        elif row != "row":  # a row chosen by an index: the operand has another number of rows
+            shape = tuple(constant(d) for d in type_.shape[1:])
+        else:
+            shape = inner_shape(type_, rank, self.rows)
         used = index[len(index) - len(shape):] if shape else ()
         offset = _offset(used, shape)
         root = self._root(value)
@@ -295,7 +299,7 @@ class RowPrinter:
             f"const int64_t id = args.{ids}[row];",
             f"if (id < 0 || id >= {rows}) for (int64_t j = 0; j < {width}; ++j) "
             f"{array}[j] = __builtin_nanf(\"\");",
-            f"else tw::tw_row_{panel_format(type_.dtype)}(args.{table}, id, {width}, {array});",
+            f"else tw_row_{panel_format(type_.dtype)}(args.{table}, id, {width}, {array});",
         ]
         sink = self.sinks.get(node.name)
         if sink is not None:

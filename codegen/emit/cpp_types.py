@@ -30,7 +30,7 @@ _STORAGE = {
 }
 PACKED = Storage("uint8_t", "", "", "kDLUInt", 8)
 PANEL_FORMATS = {"f32": "f32", "f16": "f16", "bf16": "bf16", "q4_1": "q4_1", "q8_0": "q8_0",
-                 "q8_g16": "q8_g16"}
+                 "q8_g16": "q8s16"}
 
 
 def storage(dtype: DType | BlockFormat) -> Storage:

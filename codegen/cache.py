@@ -1,0 +1,88 @@
+"""Content-addressed cache of compiled kernels: one object per source, flags and compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.codegen.source import KernelSource
+from tilewright.codegen.target import Toolchain
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Built:
+    """Objects of all kernels, and how many had to be compiled."""
+
+    objects: tuple[Path, ...]
+    num_compiled: int
+
+
+class KernelCache:
+    """Objects under `folder`, each written aside and renamed into place, so readers see whole files."""
+
+    def __init__(self, folder: Path, toolchain: Toolchain) -> None:
+        self._folder = folder.expanduser() / "objects"
+        self._toolchain = toolchain
+        self._support = toolchain.support_sources()
+        self.support_digest = _digest("", *(f"{n}\n{t}" for n, t in sorted(self._support.items())))
+
+    def build(self, sources: Sequence[KernelSource], *, jobs: int, progress: Progress) -> Built:
+        """Compile what is not cached, `jobs` at a time, together with the target's host sources."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        texts = {s.name: s.text for s in sources}
+        texts |= {Path(n).stem: t for n, t in self._support.items() if n.endswith(".cpp")}
+        objects = {name: self._folder / f"{self._key(text)}.o" for name, text in texts.items()}
+        missing = [name for name, path in objects.items() if not path.exists()]
+        if missing:
+            self._compile(texts, objects, missing, jobs, progress)
+        return Built(tuple(objects[name] for name in sorted(objects)), len(missing))
+
+    def _compile(
+        self, texts: Mapping[str, str], objects: Mapping[str, Path], missing: Sequence[str],
+        jobs: int, progress: Progress,
+    ) -> None:
+        work = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
+        try:
+            for name, text in self._support.items():
+                (work / name).write_text(text)
+            progress("compile", 0, len(missing))
+            with ThreadPoolExecutor(max(1, jobs)) as pool:
+                waiting = [
+                    pool.submit(self._compile_one, work, name, texts[name], objects[name])
+                    for name in missing
+                ]
+                try:
+                    for done, future in enumerate(as_completed(waiting), start=1):
+                        future.result()
+                        progress("compile", done, len(missing))
+                except BaseException:
+                    for future in waiting:
+                        future.cancel()
+                    raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _compile_one(self, work: Path, name: str, text: str, target: Path) -> None:
+        source = work / f"{name}.cpp"
+        source.write_text(text)
+        output = work / f"{name}.o"
+        self._toolchain.compile(source, output)
+        os.replace(output, target)
+
+    def _key(self, text: str) -> str:
+        return _digest(self._toolchain.identity(), self.support_digest, text)
+
+
+def _digest(*parts: str) -> str:
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(f"{len(part)}:".encode() + part.encode())
+    return hashed.hexdigest()

@@ -1,0 +1,315 @@
+"""From a graph and its weights to an artifact: the whole flow in one readable function."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from tilewright.codegen.cache import KernelCache, Progress
+from tilewright.codegen.config import CompileConfig
+from tilewright.codegen.emit.cpp import emit
+from tilewright.codegen.elementary import MATH_VERSION
+from tilewright.codegen.flags import Flags
+from tilewright.codegen.pack import (
+    ALIGNMENT,
+    PACKING_VERSION,
+    WeightSource,
+    pack_weights,
+    weight_record,
+)
+from tilewright.codegen.pipeline import Decision, Lowered, lower
+from tilewright.codegen.plan import (
+    Chooser,
+    GroupPlan,
+    kernel_cost,
+    plan_buckets,
+    plan_groups,
+    tensor_record,
+)
+from tilewright.codegen.source import KernelSource
+from tilewright.codegen.spec import KernelSpec
+from tilewright.codegen.target import Target, Toolchain
+from tilewright.graph import Graph
+from tilewright.graph.errors import TilewrightError
+from tilewright.graph.text import print_graph
+from tilewright.runtime.artifact import (
+    ABI,
+    FORMAT,
+    DimRecord,
+    KernelRecord,
+    Manifest,
+    ModelRecord,
+    TargetRecord,
+    WeightRecord,
+    to_json,
+)
+
+MANIFEST = "manifest.json"
+LIBRARY = "kernels/kernels.so"
+WEIGHTS = "weights.bin"
+VERSION = "0.1.0"
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """All that an artifact is made from. `files` are copied into it: name -> content."""
+
+    graph: Graph
+    model: ModelRecord
+    weights: WeightSource
+    target: Target
+    toolchain: Toolchain
+    config: CompileConfig
+    choose: Chooser
+    flags: Flags = field(default_factory=Flags)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    jobs: int = 1
+    log: TextIO | None = None
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What was made: where, how many kernels, how many of them had to be compiled."""
+
+    path: Path
+    numerics_digest: str
+    num_kernels: int
+    num_compiled: int
+    num_launches: int
+    weights_bytes: int
+
+
+def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileReport:
+    """Lower, choose, build, pack and write; the artifact appears whole or not at all.
+
+    Raises the compiler's errors; a full disk or a folder that is no artifact gives one sentence.
+    """
+    refuse_foreign(output)
+    progress("lower", 0, 1)
+    lowered = lower(job.graph, job.flags, log=job.log)
+    progress("lower", 1, 1)
+    plans = plan_groups(lowered.graph, job.target, job.config, job.choose)
+    specs = distinct_specs(plans)
+    templates = {t.name: t for t in job.target.kernels}
+    sources = [emit(spec, templates[spec.template]) for spec in specs]
+    cache = KernelCache(job.flags.cache, job.toolchain)
+    built = cache.build(sources, jobs=job.jobs, progress=progress)
+    with staging(output) as stage:
+        (stage / "kernels").mkdir()
+        job.toolchain.link(built.objects, stage / LIBRARY)
+        _write_sources(stage, job, lowered, plans, sources)
+        weights, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
+        manifest = _manifest(
+            stage, job, lowered.graph, plans, specs, weights, digest, num_bytes,
+            cache.support_digest,
+        )
+        (stage / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
+        if job.flags.dump is not None:
+            _dump(job.flags.dump, sources, manifest)
+    return CompileReport(
+        output, manifest.numerics_digest, len(specs), built.num_compiled, len(plans), num_bytes
+    )
+
+
+def distinct_specs(plans: Sequence[GroupPlan]) -> list[KernelSpec]:
+    """Return every kernel once, in order of first use."""
+    found: dict[str, KernelSpec] = {}
+    for plan in plans:
+        for spec in plan.specs.values():
+            found.setdefault(spec.symbol, spec)
+    return list(found.values())
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def refuse_foreign(output: Path) -> None:
+    """Raise unless `output` is absent, empty, or an artifact that may be replaced."""
+    if output.exists() and not output.is_dir():
+        raise TilewrightError(f"output '{output}': is a file: want a directory")
+    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).exists():
+        raise TilewrightError(
+            f"output '{output}': holds other files and no {MANIFEST}: want a new or empty directory"
+        )
+
+
+@contextmanager
+def staging(output: Path) -> Iterator[Path]:
+    """Give a folder beside `output` that takes its place when all went well, else is removed."""
+    parent = output.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=parent))
+    except OSError as error:
+        raise TilewrightError(f"output '{output}': cannot be written: {error.strerror}") from None
+    try:
+        yield stage
+        stage.chmod(0o755)
+        _replace(stage, output.absolute())
+    except OSError as error:
+        full = error.errno == errno.ENOSPC
+        why = "the disk is full" if full else f"cannot be written: {error.strerror}"
+        raise TilewrightError(f"output '{output}': {why}; nothing was left behind") from None
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _replace(stage: Path, output: Path) -> None:
+    """Rename into place. A lock on the parent folder lets one of two compiles go after the other."""
+    parent = os.open(output.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)
+        if output.exists():
+            refuse_foreign(output)
+            old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=output.parent))
+            os.rename(output, old / "artifact")
+            os.rename(stage, output)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(stage, output)
+    finally:
+        os.close(parent)
+
+
+def _write_sources(
+    stage: Path, job: CompileJob, lowered: Lowered, plans: Sequence[GroupPlan],
+    sources: Sequence[KernelSource],
+) -> None:
+    """Write the readable side: generated text, the graphs, what every rule decided."""
+    folder = stage / "sources"
+    folder.mkdir()
+    for source in sources:
+        (folder / f"{source.name}.cpp").write_text(source.text)
+    (folder / "model.txt").write_text(print_graph(job.graph))
+    (folder / "fused.txt").write_text(print_graph(lowered.graph))
+    (folder / "decisions.json").write_text(json.dumps(_decisions(lowered.decisions, plans)))
+    for name, content in job.files.items():
+        (stage / name).write_bytes(content)
+
+
+def _decisions(decisions: Sequence[Decision], plans: Sequence[GroupPlan]) -> dict[str, Any]:
+    rules = [{"stage": d.stage, "rule": d.rule, "nodes": list(d.nodes)} for d in decisions]
+    groups = [
+        {
+            "group": p.group.name, "kind": p.group.kind, "nodes": list(p.group.nodes),
+            "template": p.choice.template.name,
+            "refusals": [{"template": t, "reason": r} for t, r in p.choice.refusals],
+            "kernels": {bucket: spec.symbol for bucket, spec in p.specs.items()},
+        }
+        for p in plans
+    ]
+    return {"rules": rules, "groups": groups}
+
+
+def _write_weights(
+    stage: Path, graph: Graph, plans: Sequence[GroupPlan], job: CompileJob, progress: Progress
+) -> tuple[list[WeightRecord], str, int]:
+    """Write every weight packed and aligned; return records, digest and size."""
+    records, hashed, offset = [], hashlib.sha256(), 0
+    with (stage / WEIGHTS).open("wb") as file:
+        progress("pack", 0, len(graph.weights))
+        for count, packed in enumerate(pack_weights(graph, plans, job.weights), start=1):
+            padding = bytes(-offset % ALIGNMENT)
+            records.append(weight_record(packed, offset + len(padding)))
+            for piece in (padding, packed.data.data):
+                file.write(piece)
+                hashed.update(piece)
+            offset += len(padding) + packed.data.nbytes
+            progress("pack", count, len(graph.weights))
+    return records, hashed.hexdigest(), offset
+
+
+def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> None:
+    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        (folder / "kernels" / f"{source.name}.cpp").write_text(source.text)
+    plan = json.dumps(to_json(manifest)["buckets"], indent=1)
+    (folder / "plan.txt").write_text(plan)
+    (folder / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
+
+
+# --- manifest --------------------------------------------------------------------------------------
+
+
+def _manifest(
+    stage: Path, job: CompileJob, graph: Graph, plans: Sequence[GroupPlan],
+    specs: Sequence[KernelSpec], weights: Sequence[WeightRecord], weights_digest: str,
+    weights_bytes: int, support_digest: str,
+) -> Manifest:
+    buckets, buffers = plan_buckets(graph, plans, job.target, job.config)
+    target = TargetRecord(
+        name=job.target.name, variant=job.target.variant, features=job.target.features,
+        compiler=job.toolchain.identity(), flags=job.target.flags,
+    )
+    return Manifest(
+        format=FORMAT, abi=ABI, version=VERSION, target=target, mode=job.config.mode,
+        dtype=job.config.dtype, model=job.model,
+        dims=tuple(DimRecord(d.name, d.role.value, d.lower, d.upper) for d in graph.dims),
+        inputs=tuple(tensor_record(i.name, i.type) for i in graph.inputs),
+        outputs=tuple(tensor_record(public, graph.type_of(v)) for public, v in graph.outputs),
+        states=tuple(tensor_record(s.name, s.type) for s in graph.states),
+        buffers=buffers, weights=tuple(weights), weights_file=WEIGHTS,
+        weights_bytes=weights_bytes, weights_digest=weights_digest,
+        kernels=_kernel_records(plans, specs), library=LIBRARY, buckets=buckets,
+        compile_config=job.config.to_json(),
+        numerics_digest=numerics_digest(job, graph, plans, weights_digest, support_digest),
+        invariance=job.target.invariance if job.config.mode == "deterministic" else "unproven",
+        digests=_digests(stage),
+    )
+
+
+def _kernel_records(
+    plans: Sequence[GroupPlan], specs: Sequence[KernelSpec]
+) -> tuple[KernelRecord, ...]:
+    first: dict[str, GroupPlan] = {}
+    for plan in plans:
+        for spec in plan.specs.values():
+            first.setdefault(spec.symbol, plan)
+    records = []
+    for spec in specs:
+        flops, num_bytes = kernel_cost(spec)
+        records.append(
+            KernelRecord(
+                symbol=spec.symbol, template=spec.template, source=f"sources/{spec.symbol}.cpp",
+                nodes=first[spec.symbol].group.nodes, numerics=spec.numerics.to_json(),
+                schedule=spec.schedule.to_json(), flops=flops, num_bytes=num_bytes,  # type: ignore[arg-type]
+            )
+        )
+    return tuple(records)
+
+
+def numerics_digest(
+    job: CompileJob, graph: Graph, plans: Sequence[GroupPlan], weights: str, support: str
+) -> str:
+    """Hash all that decides bits, and nothing that does not: schedules are left out.
+
+    Two artifacts with equal digests must give equal bits.
+    """
+    per_group = [
+        (p.body.graph.digest, sorted({json.dumps(s.numerics.to_json()) for s in p.specs.values()}))
+        if job.config.mode == "deterministic"
+        else (p.body.graph.digest, sorted((b, json.dumps(s.numerics.to_json()))
+                                          for b, s in p.specs.items()))
+        for p in plans
+    ]
+    facts = [graph.digest, per_group, MATH_VERSION, job.target.variant, PACKING_VERSION,
+             job.toolchain.identity(), support, weights, job.config.mode]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _digests(stage: Path) -> dict[str, str]:
+    """SHA-256 of every file but the weights, by name relative to the artifact."""
+    files = sorted(p for p in stage.rglob("*") if p.is_file() and p.name not in (WEIGHTS, MANIFEST))
+    return {
+        str(p.relative_to(stage)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files
+    }

@@ -1,0 +1,220 @@
+"""The plan: kernels of all groups, and per bucket the launches in order with buffers placed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.codegen.body import Body, extract, root_of
+from tilewright.codegen.buffers import Lifetime, place
+from tilewright.codegen.config import CompileConfig
+from tilewright.codegen.cost import body_cost
+from tilewright.codegen.emit.cpp import argument_names, int_names, needs_scratch
+from tilewright.codegen.numerics import derive
+from tilewright.codegen.select import Choice, select
+from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
+from tilewright.codegen.target import KernelTemplate, Target
+from tilewright.graph import Graph, Group, Role
+from tilewright.graph.dims import evaluate, to_json
+from tilewright.graph.errors import LowerError
+from tilewright.runtime.artifact import (
+    Argument,
+    BucketRecord,
+    LaunchRecord,
+    Placement,
+    TensorRecord,
+)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Steps whose dims are at most `bounds`."""
+
+    name: str
+    bounds: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may be chosen for one body in one bucket: (template, numerics, schedule)."""
+
+    template: KernelTemplate
+    numerics: Numerics
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """A group with its body, its template, and its kernel in each bucket."""
+
+    group: Group
+    body: Body
+    choice: Choice
+    specs: Mapping[str, KernelSpec]  # by bucket name
+
+
+Chooser = Callable[[Body, Choice, Bucket], Candidate]
+
+
+def buckets_of(graph: Graph, target: Target, config: CompileConfig) -> tuple[Bucket, ...]:
+    """Return the buckets, smallest first: bounds of every dim for steps of up to so many tokens."""
+    limits = sorted({min(n, config.max_tokens_per_step) for n in target.buckets}
+                    | {config.max_tokens_per_step})
+    found = []
+    for tokens in limits:
+        bounds = {
+            d.name: min(d.upper, tokens) if d.role is Role.BATCH and d.name != "cache_blocks"
+            else d.upper
+            for d in graph.dims
+        }
+        found.append(Bucket(f"tokens_{tokens}", bounds))
+    return tuple(found)
+
+
+def first_candidate(target: Target) -> Chooser:
+    """Choose without measuring: derived numerics and the first schedule."""
+
+    def choose(body: Body, choice: Choice, bucket: Bucket) -> Candidate:
+        numerics = derive(choice.template.kind, body.graph, target)
+        rows = bucket_rows(body, bucket)
+        schedule = choice.template.schedules(body.graph, numerics, rows)[0]
+        return Candidate(choice.template, numerics, schedule)
+
+    return choose
+
+
+def bucket_rows(body: Body, bucket: Bucket) -> int:
+    """Return the most rows a body has in a bucket."""
+    last = body.graph.nodes[0]
+    for node in body.graph.nodes:
+        if node.op in ("linear", "attend"):
+            last = node
+            break
+    shape = last.type.shape
+    return evaluate(shape[0], bucket.bounds) if shape else 1
+
+
+def plan_groups(
+    graph: Graph, target: Target, config: CompileConfig, choose: Chooser
+) -> tuple[GroupPlan, ...]:
+    """Choose a kernel for every group in every bucket; equal bodies are chosen for once.
+
+    Raises LowerError where two buckets of one node would have different numerics in deterministic
+    mode.
+    """
+    buckets = buckets_of(graph, target, config)
+    known: dict[str, tuple[Choice, Mapping[str, KernelSpec]]] = {}
+    plans = []
+    for group in graph.groups:
+        body = extract(graph, group)
+        key = body.graph.digest
+        if key not in known:
+            choice = select(group, body, target)
+            specs = {b.name: _spec(group, body, choose(body, choice, b)) for b in buckets}
+            _check_numerics(group, specs, config)
+            known[key] = choice, specs
+        choice, specs = known[key]
+        plans.append(GroupPlan(group, body, choice, specs))
+    return tuple(plans)
+
+
+def _spec(group: Group, body: Body, chosen: Candidate) -> KernelSpec:
+    return KernelSpec(
+        group.kind, body.graph, chosen.template.name, chosen.numerics, chosen.schedule
+    )
+
+
+def _check_numerics(group: Group, specs: Mapping[str, KernelSpec], config: CompileConfig) -> None:
+    """Refuse variants of one node that would give different bits."""
+    found = {s.numerics for s in specs.values()}
+    if config.mode == "deterministic" and len(found) > 1:
+        names = ", ".join(f"{b}: {s.numerics.to_json()}" for b, s in specs.items())
+        raise LowerError(
+            f"plan of '{group.name}': buckets differ in numerics: got {names}, want one for all"
+        )
+
+
+def plan_buckets(
+    graph: Graph, plans: Sequence[GroupPlan], target: Target, config: CompileConfig
+) -> tuple[tuple[BucketRecord, ...], tuple[TensorRecord, ...]]:
+    """Return the launches and placements of every bucket, and the buffers they name."""
+    buffers = _buffers(graph, plans)
+    records = tuple(
+        _bucket_record(graph, plans, bucket, buffers)
+        for bucket in buckets_of(graph, target, config)
+    )
+    tensors = tuple(tensor_record(name, graph.type_of(name)) for name in buffers)
+    return records, tensors
+
+
+def _buffers(graph: Graph, plans: Sequence[GroupPlan]) -> dict[str, tuple[int, int]]:
+    """Map each value that passes between kernels to its first and last launch."""
+    outputs = {root_of(graph, value) for _, value in graph.outputs}
+    lives: dict[str, tuple[int, int]] = {}
+    for index, plan in enumerate(plans):
+        for name in argument_names(plan.body.graph):
+            value = plan.body.binding[name]
+            if value in graph.node and value not in outputs:
+                first, _ = lives.get(value, (index, index))
+                lives[value] = (first, index)
+    return lives
+
+
+def _bucket_record(
+    graph: Graph, plans: Sequence[GroupPlan], bucket: Bucket,
+    buffers: Mapping[str, tuple[int, int]],
+) -> BucketRecord:
+    lifetimes = [
+        Lifetime(name, int(evaluate(graph.type_of(name).num_bytes, bucket.bounds)), first, last)
+        for name, (first, last) in buffers.items()
+    ]
+    offsets, arena = place(lifetimes)
+    scratch = 0
+    launches = []
+    for plan in plans:
+        spec = plan.specs[bucket.name]
+        template = plan.choice.template
+        if needs_scratch(spec.kind):
+            need = template.scratch_bytes(spec.body, spec.numerics, spec.schedule, bucket.bounds)
+            scratch = max(scratch, -(-need // 64) * 64)
+        launches.append(_launch(graph, plan, spec))
+    return BucketRecord(
+        name=bucket.name, bounds=dict(bucket.bounds), launches=tuple(launches),
+        placements=tuple(Placement(b.name, offsets[b.name], b.num_bytes) for b in lifetimes),
+        arena_bytes=arena, scratch_bytes_per_thread=scratch,
+    )
+
+
+def _launch(graph: Graph, plan: GroupPlan, spec: KernelSpec) -> LaunchRecord:
+    outputs = {root_of(graph, value): public for public, value in graph.outputs}
+    inputs = {i.name for i in graph.inputs}
+    arguments = []
+    for name in argument_names(spec.body):
+        value = plan.body.binding[name]
+        if value in inputs:
+            arguments.append(Argument("input", value))
+        elif value in graph.state:
+            arguments.append(Argument("state", value))
+        elif value in graph.weight:
+            arguments.append(Argument("weight", value))
+        elif value in outputs:
+            arguments.append(Argument("output", outputs[value]))
+        else:
+            arguments.append(Argument("buffer", value))
+    if needs_scratch(spec.kind):
+        arguments.append(Argument("scratch", "scratch"))
+    return LaunchRecord(spec.symbol, plan.group.name, tuple(arguments), int_names(spec.body))
+
+
+def tensor_record(name: str, type_: object) -> TensorRecord:
+    """Return the record of a tensor of the model graph."""
+    from tilewright.graph.types import TensorType
+
+    assert isinstance(type_, TensorType)
+    return TensorRecord(name, str(type_.dtype), tuple(to_json(d) for d in type_.shape))
+
+
+def kernel_cost(spec: KernelSpec) -> tuple[object, object]:
+    """Return operations and bytes of a kernel as JSON expressions of the dims."""
+    cost = body_cost(spec.body)
+    return to_json(cost.flops), to_json(cost.num_bytes)

@@ -1,0 +1,178 @@
+"""From what a user names (a folder, a GGUF file, a packaged model) to a graph and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilewright.codegen.config import DTYPES, CompileConfig
+from tilewright.codegen.pack_cpu import Unpacked
+from tilewright.graph import Graph
+from tilewright.graph.errors import VerifyError
+from tilewright.graph.types import BF16, F32, DType, ElementType, dtype, element_type
+from tilewright.models import quants
+from tilewright.models.checkpoint import Checkpoint, TensorEntry, account, open_checkpoint
+from tilewright.models.layers import Formats, Limits
+from tilewright.models.registry import family_of
+from tilewright.runtime.artifact import ModelRecord
+
+TOKENIZER = "tokenizer.json"
+MAX_LOGIT_ROWS = 64
+_STORED = {
+    "f32": "f32", "f16": "f16", "bf16": "bf16", "q8_0": "q8_0[g=32,axis=1,scale=f16]",
+    "q4_0": "q4_1[g=32,axis=1,scale=f16]", "q4_1": "q4_1[g=32,axis=1,scale=f16]",
+    "q6_k": "q8_g16[g=16,axis=1,scale=f32]",
+}
+_UNREAD = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model ready to be compiled."""
+
+    graph: Graph
+    weights: CheckpointWeights
+    model: ModelRecord
+    files: Mapping[str, bytes]
+    config: CompileConfig
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True)
+class CheckpointWeights:
+    """Tensors of a checkpoint, as the packer asks for them."""
+
+    checkpoint: Checkpoint
+
+    def unpacked(self, name: str, wanted: ElementType) -> Unpacked:
+        """Return a tensor's codes and scales, or its values rounded to a plain dtype."""
+        entry = self.checkpoint.tensors[name]
+        raw, shape = entry.raw(), entry.shape
+        match entry.dtype:
+            case "q4_1":
+                codes, d, m = quants.unpack_q4_1(raw, shape)
+                return Unpacked(codes=codes, d=d, m=m)
+            case "q4_0":
+                codes, d = quants.unpack_q4_0(raw, shape)
+                return Unpacked(codes=codes, d=d, m=(d * np.float16(-8)).astype(np.float16))
+            case "q8_0":
+                codes, d = quants.unpack_q8_0(raw, shape)
+                return Unpacked(codes=codes, d=d)
+            case "q6_k":
+                codes, scale = quants.unpack_q6_k(raw, shape)
+                return Unpacked(codes=codes, d=scale)
+        if wanted.name == entry.dtype == "bf16":
+            return Unpacked(values=raw.view(np.uint16).reshape(shape))
+        if wanted.name == entry.dtype == "f16":
+            return Unpacked(values=raw.view(np.float16).reshape(shape))
+        values = entry.dequantise()
+        return Unpacked(values=round_bf16(values) if wanted == BF16 else values)
+
+
+def round_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the bits of fp32 values rounded to bf16, ties to even; a NaN stays one."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint16).numpy()
+
+
+def prepare(model: str, config: CompileConfig, *, dtype_name: str = "auto",
+            max_context: int | None = None) -> Prepared:
+    """Open a model and build its graph; raise VerifyError naming the tensor or key that does not fit.
+
+    `dtype_name` is auto, float32 or bfloat16: what activations and the cache are rounded to.
+    """
+    checkpoint = open_checkpoint(model)
+    family = family_of(checkpoint.config)
+    read = family.read_config(checkpoint.config)
+    config = replace(
+        config, dtype=_activation(dtype_name, checkpoint),
+        max_context=_context(max_context, read.max_context),
+    )
+    activation = dtype(DTYPES[config.dtype])
+    formats = Formats(_formats(checkpoint, activation), activation)
+    graph = family.build(checkpoint.name, read, formats, limits(config))
+    _account(graph, checkpoint)
+    record = _model_record(checkpoint, family.name, read.vocab_size, config)
+    files = {TOKENIZER: checkpoint.tokenizer_json.encode()} if checkpoint.tokenizer_json else {}
+    return Prepared(graph, CheckpointWeights(checkpoint), record, files, config, checkpoint)
+
+
+def limits(config: CompileConfig) -> Limits:
+    """Return the bounds of a step that a compile configuration asks for."""
+    return Limits(
+        max_tokens=config.max_tokens_per_step,
+        max_requests=config.max_requests,
+        max_logit_rows=min(MAX_LOGIT_ROWS, config.max_tokens_per_step),
+        max_context=config.max_context,
+        block_size=config.block_size,
+    )
+
+
+def _activation(name: str, checkpoint: Checkpoint) -> str:
+    """`auto` is what the checkpoint declares, and bfloat16 for quantised files."""
+    if name != "auto":
+        return name
+    declared = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+    return "float32" if declared == "float32" else "bfloat16"
+
+
+def _context(wanted: int | None, limit: int) -> int:
+    if wanted is None:
+        return limit
+    if wanted > limit:
+        raise VerifyError(
+            f"setting 'max_context': longer than the model's own: got {wanted}, want at most {limit}"
+        )
+    return wanted
+
+
+def _formats(checkpoint: Checkpoint, activation: DType) -> dict[str, ElementType]:
+    """Keep quantised tensors as they are; with bf16 activations, matrices are rounded to bf16."""
+    found: dict[str, ElementType] = {}
+    for name, entry in checkpoint.tensors.items():
+        if entry.dtype not in _STORED:
+            raise VerifyError(
+                f"tensor '{name}': cannot be used as it is stored: got {entry.dtype}, "
+                f"want {', '.join(_STORED)}"
+            )
+        found[name] = _stored_as(entry, activation)
+    return found
+
+
+def _stored_as(entry: TensorEntry, activation: DType) -> ElementType:
+    if len(entry.shape) == 1:
+        return F32 if entry.dtype == "f16" else element_type(_STORED[entry.dtype])
+    if activation == BF16 and entry.dtype in ("f32", "f16"):
+        return BF16
+    return element_type(_STORED[entry.dtype])
+
+
+def _account(graph: Graph, checkpoint: Checkpoint) -> None:
+    expected = {
+        w.name: tuple(int(d) for d in w.type.shape)
+        for w in graph.weights
+        if w.expr.kind == "tensor"
+    }
+    ignored = list(_UNREAD)
+    if "lm_head.weight" not in expected:
+        ignored.append("lm_head.weight")
+    account(expected, checkpoint, ignored=ignored)
+
+
+def _model_record(
+    checkpoint: Checkpoint, family: str, vocab_size: int, config: CompileConfig
+) -> ModelRecord:
+    generation = checkpoint.generation
+    plain = (str, int, float, bool)
+    return ModelRecord(
+        name=checkpoint.name, family=family, vocab_size=vocab_size,
+        max_context=config.max_context, block_size=config.block_size, bos_id=generation.bos_id,
+        eos_ids=generation.eos_ids, add_bos=generation.add_bos,
+        chat_template=checkpoint.chat_template,
+        tokenizer=TOKENIZER if checkpoint.tokenizer_json else None,
+        config={k: v for k, v in checkpoint.config.items() if isinstance(v, plain)},
+    )
