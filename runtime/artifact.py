@@ -1,15 +1,17 @@
 """The artifact format: all that compile time and run time share.
 
-A directory with `manifest.json`, `kernels/`, `sources/`, `weights.bin` and the tokenizer. Records here are plain
-and JSON-able; an extent is an int, a dim name, or a tree such as ["ceildiv", "tokens", 128].
+A directory with `manifest.json`, `kernels/`, `sources/`, `weights.bin` and the tokenizer. Records here
+are plain and JSON-able; an extent is an int, a dim name, or a tree such as
+["ceildiv", "tokens", 128].
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -49,7 +51,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class WeightRecord:
-    """A packed weight: `num_bytes` at `offset` of the weights file. `format` is its logical type."""
+    """A packed weight: `num_bytes` at `offset` of the weights file. `format`: its logical type."""
 
     name: str
     format: str
@@ -90,7 +92,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One kernel call: tensors in the order outputs, states, inputs, weights, workspace; then ints."""
+    """One kernel call: tensors in order outputs, states, inputs, weights, workspace; then ints."""
 
     kernel: str
     group: str
@@ -183,58 +185,98 @@ def to_json(record: Any) -> Any:
 
 def from_json(cls: type[Any], tree: Any, where: str) -> Any:
     """Build a record from JSON data; raise ArtifactError naming the field that does not fit."""
-    return _read(cls, tree, where)
+    want: Any = cls
+    return _reader(want)(tree, where)
 
 
-def _read(want: Any, tree: Any, where: str) -> Any:
-    """Check `tree` against a type annotation and convert lists to tuples and dicts to records."""
+_Reader: TypeAlias = Callable[[Any, str], Any]
+
+
+@functools.cache  # a manifest holds thousands of records of a few types
+def _reader(want: Any) -> _Reader:
+    """Return a function that checks JSON data against a type and makes tuples and records of it."""
     if dataclasses.is_dataclass(want) and isinstance(want, type):
-        return _read_record(want, tree, where)
+        return _record_reader(want)
     origin, args = typing.get_origin(want), typing.get_args(want)
     if origin is tuple:
-        _expect(isinstance(tree, list), where, tree, "a list")
-        return tuple(_read(args[0], item, f"{where}[{i}]") for i, item in enumerate(tree))
+        return _tuple_reader(_reader(args[0]))
     if origin is types.UnionType or origin is typing.Union:
-        return _read_union(args, tree, where)
+        return _union_reader(args)
     if want is Any:
-        return tree
+        return lambda tree, where: tree
     if origin is list:
-        _expect(isinstance(tree, list), where, tree, "a list")
-        return tree
+        return _plain_reader(list, "a list")
     if origin is not None:  # Mapping[str, X]
-        _expect(isinstance(tree, dict), where, tree, "an object")
-        return {key: _read(args[1], value, f"{where}.{key}") for key, value in tree.items()}
-    ok = isinstance(tree, want) and not (want is not bool and isinstance(tree, bool))
-    _expect(ok, where, tree, want.__name__)
-    return tree
+        return _mapping_reader(_reader(args[1]))
+    return _plain_reader(want, want.__name__)
 
 
-def _read_union(args: tuple[Any, ...], tree: Any, where: str) -> Any:
-    if tree is None and type(None) in args:
-        return None
-    for choice in args:
-        base = typing.get_origin(choice) or choice
-        if isinstance(tree, base) and not isinstance(tree, bool):
-            return _read(choice, tree, where)
+def _plain_reader(want: type[Any], name: str) -> _Reader:
+    def read(tree: Any, where: str) -> Any:
+        if not isinstance(tree, want) or (want is not bool and isinstance(tree, bool)):
+            raise _misfit(where, tree, name)
+        return tree
+
+    return read
+
+
+def _tuple_reader(item: _Reader) -> _Reader:
+    def read(tree: Any, where: str) -> Any:
+        if not isinstance(tree, list):
+            raise _misfit(where, tree, "a list")
+        return tuple([item(part, f"{where}[{i}]") for i, part in enumerate(tree)])
+
+    return read
+
+
+def _mapping_reader(value: _Reader) -> _Reader:
+    def read(tree: Any, where: str) -> Any:
+        if not isinstance(tree, dict):
+            raise _misfit(where, tree, "an object")
+        return {key: value(part, f"{where}.{key}") for key, part in tree.items()}
+
+    return read
+
+
+def _union_reader(args: tuple[Any, ...]) -> _Reader:
+    choices = [(typing.get_origin(a) or a, _reader(a)) for a in args if a is not type(None)]
     names = " or ".join(getattr(a, "__name__", str(a)) for a in args)
-    raise ArtifactError(f"manifest '{where}': got {_short(tree)}, want {names}")
+
+    def read(tree: Any, where: str) -> Any:
+        if tree is None and type(None) in args:
+            return None
+        for base, reader in choices:
+            if isinstance(tree, base) and not isinstance(tree, bool):
+                return reader(tree, where)
+        raise _misfit(where, tree, names)
+
+    return read
 
 
-def _read_record(cls: type[Any], tree: Any, where: str) -> Any:
-    _expect(isinstance(tree, dict), where, tree, "an object")
-    hints = typing.get_type_hints(cls)
+def _record_reader(cls: type[Any]) -> _Reader:
+    fields = {name: _reader(want) for name, want in typing.get_type_hints(cls).items()}
+
+    def read(tree: Any, where: str) -> Any:
+        if not isinstance(tree, dict):
+            raise _misfit(where, tree, "an object")
+        if tree.keys() != fields.keys():
+            raise _wrong_fields(where, tree, fields)
+        return cls(**{name: fields[name](tree[name], f"{where}.{name}") for name in fields})
+
+    return read
+
+
+def _wrong_fields(where: str, tree: Mapping[str, Any], fields: Mapping[str, Any]) -> ArtifactError:
     for name in tree:
-        if name not in hints:
-            raise ArtifactError(f"manifest '{where}': unknown field '{name}': have {', '.join(hints)}")
-    for name in hints:
-        if name not in tree:
-            raise ArtifactError(f"manifest '{where}': field '{name}' is missing")
-    return cls(**{name: _read(hints[name], tree[name], f"{where}.{name}") for name in hints})
+        if name not in fields:
+            known = ", ".join(fields)
+            return ArtifactError(f"manifest '{where}': unknown field '{name}': have {known}")
+    name = next(name for name in fields if name not in tree)
+    return ArtifactError(f"manifest '{where}': field '{name}' is missing")
 
 
-def _expect(condition: bool, where: str, tree: Any, want: str) -> None:
-    if not condition:
-        raise ArtifactError(f"manifest '{where}': got {_short(tree)}, want {want}")
+def _misfit(where: str, tree: Any, want: str) -> ArtifactError:
+    return ArtifactError(f"manifest '{where}': got {_short(tree)}, want {want}")
 
 
 def _short(tree: Any) -> str:
@@ -267,4 +309,4 @@ def evaluate(extent: Extent, dims: Mapping[str, int]) -> int:
         case "min" if args:
             return min(args)
         case _:
-            raise ArtifactError(f"extent '{extent}': unknown form: want ceildiv, add, mul, max, min")
+            raise ArtifactError(f"extent '{extent}': unknown: want ceildiv, add, mul, max, min")
