@@ -237,6 +237,15 @@ def test_decoded_windows_stay_short(name: str) -> None:
     assert counting.longest <= 32
 
 
+def test_tokens_without_text_do_not_make_a_new_start_of_text() -> None:
+    tokenizer = TOKENIZERS["byte_fallback"]
+    hello, world = tokenizer.token_to_id("▁hello"), tokenizer.token_to_id("▁world")
+    nothing, space = tokenizer.token_to_id(""), tokenizer.token_to_id("▁")
+    for filler in (nothing, space):
+        for count in (20, 31, 32, 40):
+            assert_equals_decode(tokenizer, [hello, *[filler] * count, world, hello], True)
+
+
 def test_decoder_kinds() -> None:
     assert decoder_kinds(TOKENIZERS["byte_level"]) == ("ByteLevel",)
     assert decoder_kinds(TOKENIZERS["byte_fallback"])[:2] == ("Replace", "ByteFallback")
