@@ -1,7 +1,7 @@
 """The artifact format: all that compile time and run time share.
 
-A directory with `manifest.json`, `kernels/`, `sources/`, `weights.bin` and the tokenizer. Records here
-are plain and JSON-able; an extent is an int, a dim name, or a tree such as
+A directory with `manifest.json`, `kernels/`, `sources/`, `weights.bin` and the tokenizer. Records
+here are plain and JSON-able; an extent is an int, a dim name, or a tree such as
 ["ceildiv", "tokens", 128].
 """
 
