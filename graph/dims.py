@@ -88,11 +88,15 @@ def evaluate(dim: Dim, binding: Mapping[str, int]) -> int:
     if isinstance(dim, sympy.Symbol):
         if dim.name in binding:
             return binding[dim.name]
-        raise ShapeError(f"dim '{dim.name}': not bound: have {', '.join(sorted(binding)) or 'none'}")
+        raise ShapeError(f"dim '{dim.name}': not bound: have {_listed(binding)}")
     names = symbols_of([dim])
     if missing := names - binding.keys():
-        raise ShapeError(f"dim '{min(missing)}': not bound: have {', '.join(sorted(binding)) or 'none'}")
+        raise ShapeError(f"dim '{min(missing)}': not bound: have {_listed(binding)}")
     return int(dim.subs({symbol(n): binding[n] for n in names}))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def upper_bound(dim: Dim, dims: Mapping[str, DimDecl]) -> int:
@@ -105,7 +109,7 @@ def roles_of(dim: Dim, dims: Mapping[str, DimDecl]) -> frozenset[Role]:
     roles = set()
     for name in symbols_of([dim]):
         if name not in dims:
-            raise ShapeError(f"dim '{name}': not declared: have {', '.join(sorted(dims)) or 'none'}")
+            raise ShapeError(f"dim '{name}': not declared: have {_listed(dims)}")
         roles.add(dims[name].role)
     return frozenset(roles)
 

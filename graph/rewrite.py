@@ -185,7 +185,8 @@ class _Driver(View):
         root = self._root[node.name]
         self._count[root] += 1
         if self._count[root] > _MAX_PER_NODE:
-            raise _at(rule, node, "does not end", f"over {_MAX_PER_NODE} applications", "fewer")
+            first = self._graph.node[root]
+            raise _at(rule, first, "does not end", f"over {_MAX_PER_NODE} applications", "fewer")
         edit = Edit(node, self._types, self._taken)
         try:
             result = rule.rewrite(edit, node, bound)

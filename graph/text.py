@@ -170,6 +170,7 @@ class _Line:
         return self._string(want)
 
     def _string(self, want: str) -> str:
+        self._skip_spaces()
         start = self._at
         if (quoted := self._take(_STRING)) is not None:
             try:
@@ -179,6 +180,7 @@ class _Line:
         raise self._fail(want)
 
     def number(self) -> int | float:
+        self._skip_spaces()
         start = self._at
         text = self._take(_NUMBER)
         if text is None:
@@ -190,6 +192,7 @@ class _Line:
             raise self._fail("a number of fewer digits") from None
 
     def integer(self) -> int:
+        self._skip_spaces()
         start = self._at
         value = self.number()
         if isinstance(value, int):

@@ -195,10 +195,15 @@ def _check_states(graph: Graph) -> None:
 
 def _check_replaced(graph: Graph, store: Node, cache: str) -> None:
     """Stores overwrite in place, so the value that one replaces may have no other reader."""
-    readers = [f"{graph.node[u].op} '{u}'" for u in graph.users[cache] if u != store.name]
+    users = [graph.node[u] for u in graph.users[cache]]
+    readers = [f"{u.op} '{u.name}'" for u in users if not _writes(u, cache)]
     readers += [f"output '{public}'" for public, v in graph.outputs if v == cache]
     if readers:
         raise _node_broken(store, f"replaced value '{cache}' is read", readers[0], "no reader")
+
+
+def _writes(node: Node, cache: str) -> bool:
+    return op_def(node.op).kind is Kind.STORE and node.inputs[0] == cache
 
 
 def _check_use(graph: Graph) -> None:
