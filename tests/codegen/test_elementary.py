@@ -70,7 +70,7 @@ def exact(name: str, x: Floats) -> NDArray[np.float64]:
     return np.asarray(getattr(np, name)(wide))
 
 
-# Function, samples' range, allowed ulps: slightly above the largest error seen on all fp32 inputs.
+# Function, samples' range, allowed ulps: at or just above the largest error over all fp32 inputs.
 ACCURACY = [
     ("exp", -103.9, 88.72, 1.0),
     ("exp", -1.0, 1.0, 1.0),
@@ -85,7 +85,7 @@ ACCURACY = [
     ("sin", -1e6, 1e6, 1.0),
     ("cos", -10.0, 10.0, 1.0),
     ("cos", -1e6, 1e6, 1.0),
-    ("sin", -4194303.0, 4194303.0, 1.0),
+    ("sin", -4194303.0, 4194303.0, 1.02),
     ("cos", -4194303.0, 4194303.0, 1.0),
 ]
 
@@ -251,8 +251,7 @@ def program() -> str:
 X86 = ("g++", "-march=x86-64-v3")
 BUILDS = {
     "O3": (*X86, "-O3", "-fno-math-errno", "-fno-trapping-math"),
-    "O3-trapping": (*X86, "-O3"),
-    "O2": (*X86, "-O2", "-fno-math-errno", "-fno-trapping-math"),
+    "O2-without-flags": (*X86, "-O2"),
     "O0": (*X86, "-O0"),
     "aarch64": ("aarch64-linux-gnu-g++", "-O3", "-static", "-fno-trapping-math"),
 }

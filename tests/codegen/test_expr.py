@@ -115,7 +115,7 @@ def test_printed_trees_give_the_bits_of_the_numpy_meaning(tmp_path: Path) -> Non
         lines += [f"for (int i = 0; i < {count}; ++i) r[i] = {print_scalar(tree, NAMES, 'cpp')};"]
         lines += ["fwrite(r, sizeof r, 1, out);"]
     (tmp_path / "t.cpp").write_text("\n".join([*lines, "return fclose(out); }"]))
-    flags = "-std=c++17 -O3 -march=x86-64-v3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
+    flags = "-std=c++17 -O2 -march=x86-64-v3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
     subprocess.run(["g++", *flags.split(), "t.cpp", "-o", "t"], cwd=tmp_path, check=True)
     subprocess.run(["./t"], cwd=tmp_path, check=True)
     got = np.fromfile(tmp_path / "r", np.uint32).reshape(len(trees), count)
