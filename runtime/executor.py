@@ -169,7 +169,7 @@ class Executor:
                 observer.before(launch, arrays, ints)
                 try:
                     kernel = self.artifact.library.module[launch.kernel]
-                    kernel(*(_to_torch(array, dtype) for array, dtype in tensors), *ints)
+                    kernel(*(as_torch(array, dtype) for array, dtype in tensors), *ints)
                 except ValueError as error:
                     raise _failure(views.bucket, launch_id, str(error)) from None
                 observer.after(launch, arrays, ints)
@@ -332,7 +332,8 @@ def _index_records(artifact: LoadedArtifact) -> dict[tuple[str, str], TensorReco
     return records
 
 
-def _to_torch(array: Array, dtype: str) -> torch.Tensor:
+def as_torch(array: Array, dtype: str) -> torch.Tensor:
+    """Return a tensor over the same memory; bf16 memory, uint16 in numpy, becomes bfloat16."""
     with warnings.catch_warnings():  # weights are read-only, which torch has no way to express
         warnings.filterwarnings("ignore", message=".*not writable.*")
         tensor = torch.from_numpy(array)

@@ -66,7 +66,7 @@ const uint64_t kInside = 0xFFFF;
 const uint64_t kOpen = 0x10000;
 const int kGenerationShift = 17;
 
-const int64_t kSpinNs = 20 * 1000;         // after this an idle worker offers its core to others
+const int64_t kSpinNs = 100 * 1000;        // after this an idle worker offers its core to others
 const int64_t kSleepAfterNs = 1000 * 1000; // after this it sleeps
 
 struct Pool {

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 
 from tilewright.runtime.artifact import LaunchRecord
 from tilewright.runtime.devices import CpuDevice
-from tilewright.runtime.executor import Executor
+from tilewright.runtime.devices.cpu import numpy_type
+from tilewright.runtime.executor import Executor, as_torch
 from tilewright.runtime.load import load_artifact
 
 pytestmark = pytest.mark.cpu
@@ -248,3 +250,15 @@ def test_idle_pool_sleeps(write_artifact: Write) -> None:
         before = time.process_time()
         time.sleep(0.5)
         assert time.process_time() - before < 0.02
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "i32", "u8", "fp8_e4m3"])
+def test_memory_reaches_single_kernels_as_its_type(dtype: str) -> None:
+    array = np.arange(64, dtype=numpy_type(dtype)).reshape(2, 32)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tensor = as_torch(array, dtype)
+    want = {"bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}.get(dtype)
+    assert tensor.dtype == (want or torch.uint8) and tensor.shape == (2, 32)
+    assert tensor.data_ptr() == array.ctypes.data
