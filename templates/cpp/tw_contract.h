@@ -12,8 +12,8 @@
 //   struct Problem                   K, ORDER, SEGMENTS; types args, rows, sections = tw::section_list<...>
 //   struct Schedule                  FORM, ROW_TILE, PANEL_TILE, PANELS_PER_ITEM, ROW_BLOCK, K_BLOCK, PREFETCH,
 //                                    ROWS, SPLIT: no field of it can change a result bit
-// and calls tw::contract<Problem, Schedule>(args, num_rows, pool, workspace). `tw_parallel` (tw_host.h) is
-// included before this file. The workspace holds workspace_bytes<Problem, Schedule>(num_rows, num_threads)
+// and calls tw::contract<Problem, Schedule>(args, num_rows, workspace). `tw_parallel` (tw_host.h) is
+// declared before this file. The workspace holds workspace_bytes<Problem, Schedule>(num_rows, num_threads)
 // bytes, 64-byte aligned.
 #pragma once
 #include "tw_contract_tile.h"
@@ -28,8 +28,6 @@ template <class... W> struct weight_list {
   static constexpr int COUNT = sizeof...(W);
 };
 template <class... S> struct section_list {};
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class First, class...> struct first_of { using type = First; };
 template <class A, class B> struct same { static constexpr bool value = false; };
@@ -198,7 +196,7 @@ struct launch {
           if constexpr (P::ORDER == FACTORED && W::HAS_SCALE)
             slab_factored<W, R, PT, S::K_BLOCK>(value, scale, rows, k0, k1 - k0, k0 == begin, tile);
           else
-            slab_dequantise<W, R, PT, S::K_BLOCK>(value, rows, k0, k1 - k0, k0 == begin, tile);
+            slab_dequantise<R, PT, S::K_BLOCK>(value, rows, k0, k1 - k0, k0 == begin, tile);
         });
       }
       if constexpr (P::SEGMENTS > 1)
@@ -283,14 +281,14 @@ struct launch {
   }
 };
 
-// Run all work items; `pool` is what tw_parallel takes. No rows: nothing is read or written.
-template <class P, class S, class Pool>
-static void contract(const typename P::args& args, int64_t num_rows, Pool pool, uint8_t* workspace) {
+// Run all work items. No rows: nothing is read or written.
+template <class P, class S>
+static void contract(const typename P::args& args, int64_t num_rows, uint8_t* workspace) {
   using L = launch<P, S>;
   if (num_rows <= 0) return;
   L self = {&args, num_rows, workspace};
-  if constexpr (S::ROWS == PHASE) tw_parallel(pool, num_rows, L::rows_body, &self);
-  tw_parallel(pool, ceil_div(num_rows, S::ROW_BLOCK) * sizes<P, S>::ITEMS, L::items_body, &self);
+  if constexpr (S::ROWS == PHASE) tw_parallel(num_rows, L::rows_body, &self);
+  tw_parallel(ceil_div(num_rows, S::ROW_BLOCK) * sizes<P, S>::ITEMS, L::items_body, &self);
 }
 
 }  // namespace tw

@@ -26,6 +26,8 @@ namespace tw {
 
 struct scales { v16 d, m; };
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 static TW_INLINE float f32_from_f16(uint16_t half) {
 #if defined(__F16C__)
   return _cvtsh_ss(half);

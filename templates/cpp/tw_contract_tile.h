@@ -18,83 +18,99 @@ enum order { DEQUANTISE = 0, FACTORED = 1 };
 template <int R>
 struct row_tile { const float* a[R]; const float* sums[R]; };
 
-// acc[r][p] += over k in [k0, k1), weights decoded in registers. P panels are interleaved per k so that
-// 2 P R chains of multiply-adds hide each other's latency.
-template <class W, int R, int P, int PREFETCH>
-static TW_INLINE void stream_dequantise(const uint8_t* const (&panel)[P], const row_tile<R>& rows,
-                                        int64_t k0, int64_t k1, v16 (&acc)[R][P]) {
-  int64_t offset = k0 / W::GROUP * W::GROUP_BYTES;
-  TW_UNROLL(2)
-  for (int64_t k = k0; k < k1; k += W::GROUP, offset += W::GROUP_BYTES) {
-    scales s[P];
-    TW_UNROLL(4)
-    for (int p = 0; p < P; ++p) {
-      s[p] = W::open(panel[p] + offset);
-      if (PREFETCH > 0)
-        for (int line = 0; line < W::GROUP_BYTES; line += 64) prefetch(panel[p] + offset + PREFETCH + line);
-    }
+// Touch the group that is read PREFETCH bytes later, in the order in which P panels at a time are walked.
+template <class W, int P, int PREFETCH, int64_t K>
+static TW_INLINE void prefetch_groups(const uint8_t* const (&panel)[P], int64_t offset) {
+  constexpr int64_t ahead = ceil_div(PREFETCH, P * W::GROUP_BYTES) * W::GROUP_BYTES;
+  if (PREFETCH == 0) return;
+  int64_t target = offset + ahead;
+  if (target >= panel_bytes<W>(K)) target += (P - 1) * panel_bytes<W>(K);
+  TW_UNROLL(4)
+  for (int p = 0; p < P; ++p)
+    TW_UNROLL(9)
+    for (int line = 0; line < W::GROUP_BYTES; line += 64) prefetch(panel[p] + target + line);
+}
+
+// One group of P panels, decoded in registers. The panels are interleaved per k, so that 2 P R chains of
+// multiply-adds hide each other's latency.
+template <class W, int R, int P>
+static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t offset, const row_tile<R>& rows,
+                                       int64_t k, v16 (&acc)[R][P]) {
+  scales s[P];
+  TW_UNROLL(4)
+  for (int p = 0; p < P; ++p) s[p] = W::open(panel[p] + offset);
+  TW_UNROLL(8)
+  for (int j = 0; j < W::SUBS; ++j) {
     TW_UNROLL(8)
-    for (int j = 0; j < W::SUBS; ++j) {
-      TW_UNROLL(8)
-      for (int w = 0; w < W::WORDS; ++w) {
-        TW_UNROLL(4)
-        for (int p = 0; p < P; ++p) {
-          const v16 value = W::weight(panel[p] + offset, s[p], j, w);
-          TW_UNROLL(6)
-          for (int r = 0; r < R; ++r)
-            acc[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, acc[r][p]);
-        }
-      }
+    for (int w = 0; w < W::WORDS; ++w) {
       TW_UNROLL(4)
-      for (int p = 0; p < P; ++p) W::next(s[p], j);
+      for (int p = 0; p < P; ++p) {
+        const v16 value = W::weight(panel[p] + offset, s[p], j, w);
+        TW_UNROLL(6)
+        for (int r = 0; r < R; ++r)
+          acc[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, acc[r][p]);
+      }
+    }
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) W::next(s[p], j);
+  }
+}
+
+template <class W, int R, int P>
+static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t offset, const row_tile<R>& rows,
+                                     int64_t k, v16 (&acc)[R][P]) {
+  v16 part[R][P];
+  TW_UNROLL(6)
+  for (int r = 0; r < R; ++r)
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) part[r][p] = zero();
+  TW_UNROLL(8)
+  for (int j = 0; j < W::SUBS; ++j)
+    TW_UNROLL(8)
+    for (int w = 0; w < W::WORDS; ++w)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) {
+        const v16 value = W::code(panel[p] + offset, j, w);
+        TW_UNROLL(6)
+        for (int r = 0; r < R; ++r)
+          part[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, part[r][p]);
+      }
+  TW_UNROLL(4)
+  for (int p = 0; p < P; ++p) {
+    const scales s = W::open(panel[p] + offset);
+    TW_UNROLL(6)
+    for (int r = 0; r < R; ++r) {
+      acc[r][p] = fma(s.d, part[r][p], acc[r][p]);
+      if (W::HAS_MIN) acc[r][p] = fma(s.m, set1(rows.sums[r][k / W::GROUP]), acc[r][p]);
     }
   }
 }
 
-template <class W, int R, int P, int PREFETCH>
-static TW_INLINE void stream_factored(const uint8_t* const (&panel)[P], const row_tile<R>& rows,
-                                      int64_t k0, int64_t k1, v16 (&acc)[R][P]) {
-  int64_t offset = k0 / W::GROUP * W::GROUP_BYTES;
-  for (int64_t k = k0; k < k1; k += W::GROUP, offset += W::GROUP_BYTES) {
-    v16 part[R][P];
-    TW_UNROLL(4)
-    for (int p = 0; p < P; ++p) {
-      TW_UNROLL(6)
-      for (int r = 0; r < R; ++r) part[r][p] = zero();
-      if (PREFETCH > 0)
-        for (int line = 0; line < W::GROUP_BYTES; line += 64) prefetch(panel[p] + offset + PREFETCH + line);
-    }
+// acc[r][p] += over k in [k0, k1).
+template <class W, int R, int P, int PREFETCH, int ORDER, int64_t K>
+static TW_INLINE void stream_range(const uint8_t* const (&panel)[P], const row_tile<R>& rows, int64_t k0,
+                                   int64_t k1, v16 (&acc)[R][P]) {
+  constexpr int STEP = W::GROUP == 1 ? 8 : 1;  // groups per iteration
+  int64_t k = k0, offset = k0 / W::GROUP * W::GROUP_BYTES;
+  for (; k + STEP * W::GROUP <= k1; k += STEP * W::GROUP) {
     TW_UNROLL(8)
-    for (int j = 0; j < W::SUBS; ++j) {
-      TW_UNROLL(8)
-      for (int w = 0; w < W::WORDS; ++w) {
-        TW_UNROLL(4)
-        for (int p = 0; p < P; ++p) {
-          const v16 value = W::code(panel[p] + offset, j, w);
-          TW_UNROLL(6)
-          for (int r = 0; r < R; ++r)
-            part[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, part[r][p]);
-        }
-      }
-    }
-    TW_UNROLL(4)
-    for (int p = 0; p < P; ++p) {
-      const scales s = W::open(panel[p] + offset);
-      TW_UNROLL(6)
-      for (int r = 0; r < R; ++r) {
-        acc[r][p] = fma(s.d, part[r][p], acc[r][p]);
-        if (W::HAS_MIN) acc[r][p] = fma(s.m, set1(rows.sums[r][k / W::GROUP]), acc[r][p]);
-      }
+    for (int i = 0; i < STEP; ++i, offset += W::GROUP_BYTES) {
+      prefetch_groups<W, P, PREFETCH, K>(panel, offset);
+      if (ORDER == FACTORED && W::HAS_SCALE)
+        factored_group<W, R, P>(panel, offset, rows, k + i, acc);
+      else
+        dequantise_group<W, R, P>(panel, offset, rows, k + i, acc);
     }
   }
+  if constexpr (STEP > 1)
+    for (; k < k1; ++k, offset += W::GROUP_BYTES) dequantise_group<W, R, P>(panel, offset, rows, k, acc);
 }
 
 // The GEMV form: out[(r * P + p) * 16 ..] for all of K, in SEGMENTS equal parts added in order.
 template <class W, int R, int P, int PREFETCH, int ORDER, int64_t K, int SEGMENTS>
-static TW_INLINE void stream_tile(const uint8_t* first_panel, const row_tile<R>& rows, float* out) {
+static TW_NOINLINE void stream_tile(const uint8_t* first_panel, const row_tile<R>& rows, float* out) {
   const uint8_t* panel[P];
   for (int p = 0; p < P; ++p) panel[p] = first_panel + p * panel_bytes<W>(K);
-  v16 total[R][P];
   for (int segment = 0; segment < SEGMENTS; ++segment) {
     constexpr int64_t length = K / SEGMENTS;
     v16 acc[R][P];
@@ -102,25 +118,21 @@ static TW_INLINE void stream_tile(const uint8_t* first_panel, const row_tile<R>&
     for (int r = 0; r < R; ++r)
       TW_UNROLL(4)
       for (int p = 0; p < P; ++p) acc[r][p] = zero();
-    if (ORDER == FACTORED && W::HAS_SCALE)
-      stream_factored<W, R, P, PREFETCH>(panel, rows, segment * length, (segment + 1) * length, acc);
-    else
-      stream_dequantise<W, R, P, PREFETCH>(panel, rows, segment * length, (segment + 1) * length, acc);
+    stream_range<W, R, P, PREFETCH, ORDER, K>(panel, rows, segment * length, (segment + 1) * length, acc);
     TW_UNROLL(6)
     for (int r = 0; r < R; ++r)
       TW_UNROLL(4)
-      for (int p = 0; p < P; ++p) total[r][p] = segment == 0 ? acc[r][p] : add(total[r][p], acc[r][p]);
+      for (int p = 0; p < P; ++p) {
+        float* total = out + (r * P + p) * 16;
+        store(total, segment == 0 ? acc[r][p] : add(load(total), acc[r][p]));
+      }
   }
-  TW_UNROLL(6)
-  for (int r = 0; r < R; ++r)
-    TW_UNROLL(4)
-    for (int p = 0; p < P; ++p) store(out + (r * P + p) * 16, total[r][p]);
 }
 
 // The GEMM form works on a slab: K_BLOCK values of k of P panels, decoded once to fp32 as
 // value[p][k][16]; in the factored order it holds codes, and scale[p][group][2][16] holds d and m.
 template <class W, int ORDER, int P, int64_t K_BLOCK>
-static inline void fill_slab(const uint8_t* first_panel, int64_t stride, int64_t k0, int64_t k1, float* value,
+static TW_NOINLINE void fill_slab(const uint8_t* first_panel, int64_t stride, int64_t k0, int64_t k1, float* value,
                              float* scale) {
   for (int p = 0; p < P; ++p) {
     const uint8_t* group = first_panel + p * stride + k0 / W::GROUP * W::GROUP_BYTES;
@@ -144,8 +156,8 @@ static inline void fill_slab(const uint8_t* first_panel, int64_t stride, int64_t
 }
 
 // acc[(r * P + p) * 16 ..] continues over one slab of `count` values of k; `first` starts it at +0.
-template <class W, int R, int P, int64_t K_BLOCK>
-static TW_INLINE void slab_dequantise(const float* value, const row_tile<R>& rows, int64_t k0, int64_t count,
+template <int R, int P, int64_t K_BLOCK>
+static TW_NOINLINE void slab_dequantise(const float* value, const row_tile<R>& rows, int64_t k0, int64_t count,
                                       bool first, float* acc) {
   v16 total[R][P];
   const float* a[R];
@@ -174,11 +186,11 @@ static TW_INLINE void slab_dequantise(const float* value, const row_tile<R>& row
 }
 
 template <class W, int R, int P, int64_t K_BLOCK>
-static TW_INLINE void slab_factored(const float* value, const float* scale, const row_tile<R>& rows,
+static TW_NOINLINE void slab_factored(const float* value, const float* scale, const row_tile<R>& rows,
                                     int64_t k0, int64_t count, bool first, float* acc) {
   for (int64_t g = 0; g < count / W::GROUP; ++g) {
     v16 part[R * P];
-    slab_dequantise<W, R, P, K_BLOCK>(value + g * W::GROUP * 16, rows, k0 + g * W::GROUP, W::GROUP, true,
+    slab_dequantise<R, P, K_BLOCK>(value + g * W::GROUP * 16, rows, k0 + g * W::GROUP, W::GROUP, true,
                                       (float*)part);
     for (int r = 0; r < R; ++r)
       for (int p = 0; p < P; ++p) {

@@ -26,6 +26,7 @@
 #endif
 
 #define TW_INLINE inline __attribute__((always_inline))
+#define TW_NOINLINE __attribute__((noinline))
 #define TW_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define TW_UNROLL(count) TW_PRAGMA(unroll count)
