@@ -22,6 +22,7 @@ class Body:
     graph: Graph
     binding: Mapping[str, str]
     nodes: Mapping[str, str]  # body node -> model node
+    buffers: tuple[tuple[str, TensorType], ...]  # operands that are views -> type of their buffer
 
 
 class _Names:
@@ -67,7 +68,12 @@ def extract(graph: Graph, group: Group) -> Body:
         **{**body, "outputs": tuple((names.of[v], names.of[v]) for v in outputs),
            "state_outputs": tuple((names.of[s], names.of[v]) for s, v in state_outputs)}
     )
-    return Body(body, binding, {names.of[n]: n for n in members})
+    buffers = tuple(
+        (name, graph.type_of(binding[name]))
+        for name, type_ in types.items()
+        if type_ != graph.type_of(binding[name])
+    )
+    return Body(body, binding, {names.of[n]: n for n in members}, buffers)
 
 
 def _with_inner_views(graph: Graph, group: Group) -> tuple[str, ...]:

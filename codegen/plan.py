@@ -14,9 +14,10 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.select import Choice, select
 from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate, Target
-from tilewright.graph import Graph, Group, Role
+from tilewright.graph import DimDecl, Graph, Group, Role
 from tilewright.graph.dims import evaluate, to_json
 from tilewright.graph.errors import LowerError
+from tilewright.graph.types import TensorType
 from tilewright.runtime.artifact import (
     Argument,
     BucketRecord,
@@ -60,15 +61,21 @@ def buckets_of(graph: Graph, target: Target, config: CompileConfig) -> tuple[Buc
     """Return the buckets, smallest first: bounds of every dim for steps of up to so many tokens."""
     limits = sorted({min(n, config.max_tokens_per_step) for n in target.buckets}
                     | {config.max_tokens_per_step})
+    few = target.buckets[1]
     found = []
     for tokens in limits:
-        bounds = {
-            d.name: min(d.upper, tokens) if d.role is Role.BATCH and d.name != "cache_blocks"
-            else d.upper
-            for d in graph.dims
-        }
-        found.append(Bucket(f"tokens_{tokens}", bounds))
+        # A long prefill wants the logits of a few rows only: that is a shape of its own.
+        for rows in sorted({min(few, tokens) if tokens > target.buckets[-1] else tokens, tokens}):
+            bounds = {d.name: _bound(d, tokens, rows) for d in graph.dims}
+            suffix = f"_logits_{rows}" if rows != tokens else ""
+            found.append(Bucket(f"tokens_{tokens}{suffix}", bounds))
     return tuple(found)
+
+
+def _bound(decl: DimDecl, tokens: int, rows: int) -> int:
+    if decl.role is not Role.BATCH or decl.name == "cache_blocks":
+        return decl.upper
+    return min(decl.upper, rows if decl.name == "logit_rows" else tokens)
 
 
 def first_candidate(target: Target) -> Chooser:
@@ -107,7 +114,7 @@ def plan_groups(
     plans = []
     for group in graph.groups:
         body = extract(graph, group)
-        key = body.graph.digest
+        key = body.graph.digest + repr(body.buffers)
         if key not in known:
             choice = select(group, body, target)
             specs = {b.name: _spec(group, body, choose(body, choice, b)) for b in buckets}
@@ -120,7 +127,8 @@ def plan_groups(
 
 def _spec(group: Group, body: Body, chosen: Candidate) -> KernelSpec:
     return KernelSpec(
-        group.kind, body.graph, chosen.template.name, chosen.numerics, chosen.schedule
+        group.kind, body.graph, chosen.template.name, chosen.numerics, chosen.schedule,
+        body.buffers,
     )
 
 
@@ -206,11 +214,8 @@ def _launch(graph: Graph, plan: GroupPlan, spec: KernelSpec) -> LaunchRecord:
     return LaunchRecord(spec.symbol, plan.group.name, tuple(arguments), int_names(spec.body))
 
 
-def tensor_record(name: str, type_: object) -> TensorRecord:
+def tensor_record(name: str, type_: TensorType) -> TensorRecord:
     """Return the record of a tensor of the model graph."""
-    from tilewright.graph.types import TensorType
-
-    assert isinstance(type_, TensorType)
     return TensorRecord(name, str(type_.dtype), tuple(to_json(d) for d in type_.shape))
 
 

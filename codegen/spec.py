@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tilewright.graph import Graph
 from tilewright.graph.errors import LowerError
+from tilewright.graph.types import TensorType
 
 _NAMES = {
     "accumulate": ("f32",),
@@ -86,19 +87,25 @@ class Schedule:
 @dataclass(frozen=True)
 class KernelSpec:
     """One kernel to generate: `body` is the fused group with names normalised, so that equal layers
-    give equal specs."""
+    give equal specs. `buffers` gives the stored type of operands that the body sees through a view.
+    """
 
     kind: str
     body: Graph
     template: str
     numerics: Numerics
     schedule: Schedule
+    buffers: tuple[tuple[str, TensorType], ...] = ()
+
+    def stored_type(self, name: str) -> TensorType:
+        """Return the type of a tensor argument as it lies in memory."""
+        return dict(self.buffers).get(name) or self.body.type_of(name)
 
     @property
     def digest(self) -> str:
         """Hash of everything the generated text depends on, apart from templates and target."""
         facts = [self.kind, self.body.digest, self.template, self.numerics.to_json(),
-                 self.schedule.to_json()]
+                 self.schedule.to_json(), [(n, str(t)) for n, t in self.buffers]]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property

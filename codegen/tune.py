@@ -146,7 +146,8 @@ def _tune(
 ) -> TuningRecord:
     tried = candidates(body, choice, bucket, target, config)
     specs = [
-        KernelSpec(choice.template.kind, body.graph, choice.template.name, c.numerics, c.schedule)
+        KernelSpec(choice.template.kind, body.graph, choice.template.name, c.numerics, c.schedule,
+                   body.buffers)
         for c in tried
     ]
     seconds = list(measure(specs, body, bucket))

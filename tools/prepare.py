@@ -20,7 +20,6 @@ from tilewright.models.registry import family_of
 from tilewright.runtime.artifact import ModelRecord
 
 TOKENIZER = "tokenizer.json"
-MAX_LOGIT_ROWS = 64
 _STORED = {
     "f32": "f32", "f16": "f16", "bf16": "bf16", "q8_0": "q8_0[g=32,axis=1,scale=f16]",
     "q4_0": "q4_1[g=32,axis=1,scale=f16]", "q4_1": "q4_1[g=32,axis=1,scale=f16]",
@@ -106,7 +105,7 @@ def limits(config: CompileConfig) -> Limits:
     return Limits(
         max_tokens=config.max_tokens_per_step,
         max_requests=config.max_requests,
-        max_logit_rows=min(MAX_LOGIT_ROWS, config.max_tokens_per_step),
+        max_logit_rows=config.max_tokens_per_step,
         max_context=config.max_context,
         block_size=config.block_size,
     )

@@ -100,7 +100,7 @@ def _entry(spec: KernelSpec, call: str) -> str:
     for position, decl in enumerate(body.dims, start=first_int):
         lines.append(f"  TW_INT({decl.name}, {position}, {decl.lower}, {decl.upper});")
     for position, name in enumerate(names):
-        kind, type_ = _storage(body, name), body.type_of(name)
+        kind, type_ = _storage(body, name), spec.stored_type(name)
         packed = name in packed_weights(body)
         ndim = 1 if packed else max(type_.rank, 1)
         lines.append(f"  TW_TENSOR({name}, {position}, {kind.code}, {kind.bits}, {ndim});")

@@ -1,0 +1,349 @@
+"""The engine: continuous batching over one artifact. Each step schedules, executes, commits.
+
+Calls from several threads share the steps: whoever waits drives all requests.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tilewright.runtime.artifact import Manifest
+from tilewright.runtime.batch import Batch
+from tilewright.runtime.blocks import BlockPool
+from tilewright.runtime.devices.cpu import CpuDevice
+from tilewright.runtime.errors import RequestError
+from tilewright.runtime.executor import Executor
+from tilewright.runtime.load import load_artifact
+from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
+from tilewright.runtime.params import SamplingParams
+from tilewright.runtime.prompt import Message, Prompt, encode, load_tokenizer, render_chat
+from tilewright.runtime.request import FinishReason, Request
+from tilewright.runtime.sample import Sample, stacked
+from tilewright.runtime.sample_logits import SampleRules, bad_word_sequences
+from tilewright.runtime.scheduler import Scheduler
+
+CACHED_CONTEXTS = 4  # full contexts the cache holds by default; pages are taken when touched
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A request accepted by the engine, with its samples under way."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    seed: int
+    samples: tuple[Sample, ...]
+
+
+class Engine:
+    """Serves one artifact. A context manager; `close` stops its threads.
+
+    `num_threads`: worker threads (default: all cores this process may use). `cache_tokens`:
+    positions the cache holds (default: four full contexts; memory is taken as it fills).
+    """
+
+    def __init__(
+        self, path: str | PathLike[str], *, num_threads: int | None = None,
+        cache_tokens: int | None = None,
+    ) -> None:
+        artifact = load_artifact(path)
+        self.manifest: Manifest = artifact.manifest
+        self.model = self.manifest.model
+        self.tokenizer: Tokenizer | None = load_tokenizer(artifact.path, self.model)
+        limits = {d.name: d.upper for d in self.manifest.dims}
+        self._executor = Executor(artifact, CpuDevice(num_threads))
+        blocks = self._num_blocks(cache_tokens, limits["cache_blocks"])
+        self._executor.allocate_states({"cache_blocks": blocks})
+        self._scheduler = Scheduler(
+            BlockPool(blocks, self.model.block_size),
+            max_tokens_per_step=limits["tokens"], max_requests=limits["requests"],
+        )
+        self._live: dict[Request, Sample] = {}
+        self._lock = threading.Lock()
+        self._num_requests = 0
+
+    def _num_blocks(self, cache_tokens: int | None, most: int) -> int:
+        size = self.model.block_size
+        wanted = self.model.max_context * CACHED_CONTEXTS if cache_tokens is None else cache_tokens
+        if type(wanted) is not int or not size <= wanted <= most * size:
+            raise RequestError(
+                f"engine 'cache_tokens': got {cache_tokens!r}, want an int in {size}..{most * size}"
+            )
+        return -(-wanted // size)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads; the engine cannot be used after this."""
+        self._executor.close()
+
+    @property
+    def numerics_digest(self) -> str:
+        """Two artifacts with equal digests give equal bits."""
+        return self.manifest.numerics_digest
+
+    @property
+    def executor(self) -> Executor:
+        """The executor, for tools that look at single launches."""
+        return self._executor
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *,
+        request_id: str | None = None, keep_logits: bool = False,
+    ) -> Submitted:
+        """Check a request and queue it; raise RequestError, one sentence, if it cannot be served."""
+        return self._submit_all([prompt], [params or SamplingParams()], [request_id], keep_logits)[0]
+
+    def _submit_all(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams],
+        ids: Sequence[str | None], keep_logits: bool = False,
+    ) -> list[Submitted]:
+        """Queue all requests, or none if one is refused."""
+        made = [self._make(*each, keep_logits=keep_logits)
+                for each in zip(prompts, params, ids, strict=True)]
+        with self._lock:
+            added: list[Submitted] = []
+            try:
+                for submitted in made:
+                    self._scheduler.add(*(s.request for s in submitted.samples))
+                    added.append(submitted)
+            except RequestError:
+                for submitted in added:
+                    self._scheduler.abort(submitted.id)
+                raise
+            for submitted in made:
+                self._live.update({s.request: s for s in submitted.samples})
+        return made
+
+    def _make(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, *, keep_logits: bool
+    ) -> Submitted:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling parameters: wrong type: got {type(params).__name__}, "
+                "want SamplingParams"
+            )
+        prompt_ids = encode(prompt, self.tokenizer, self.model)
+        if keep_logits:
+            params = replace(params, max_tokens=1)
+        params = params.validated(self.model.vocab_size, self.model.max_context, len(prompt_ids))
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        rules = SampleRules.build(
+            params, eos_token_ids=self.model.eos_ids, bad_words=self._bad_words(params)
+        )
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
+            raise RequestError(f"request id: got {request_id!r:.40}, want a non-empty text")
+        with self._lock:
+            self._num_requests += 1
+            name = f"request-{self._num_requests}" if request_id is None else request_id
+        wants_prompt = keep_logits or params.prompt_logprobs is not None
+        samples = tuple(
+            Sample(
+                Request(name, prompt_ids, params, seed, 0 if keep_logits else params.max_tokens,
+                        sample_index=i, wants_prompt_logits=wants_prompt),
+                rules, self.tokenizer, keep_logits=keep_logits,
+            )
+            for i in range(params.n)
+        )
+        return Submitted(name, prompt_ids, seed, samples)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if not params.bad_words:
+            return ()
+        if self.tokenizer is None:
+            raise RequestError("sampling parameter 'bad_words': the model has no tokenizer")
+        tokenizer = self.tokenizer
+        return bad_word_sequences(
+            params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its samples finish with reason `abort`. An unknown id ends nothing."""
+        with self._lock:
+            for request in self._scheduler.abort(request_id):
+                self._live.pop(request, None)
+
+    # --- steps -------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one step for all live requests; return False if there was nothing to do."""
+        with self._lock:
+            return self._step()
+
+    def _step(self) -> bool:
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return False
+        try:
+            outputs = self._execute(batch)
+        except BaseException:
+            endings = dict.fromkeys(range(len(batch.requests)), FinishReason.ERROR)
+            self._commit(batch, [0] * batch.num_logits, endings)
+            raise
+        tokens, endings = self._choose(batch, outputs["logits"], outputs["argmax"])
+        self._commit(batch, tokens, endings)
+        return True
+
+    def _execute(self, batch: Batch) -> dict[str, NDArray[np.generic]]:
+        inputs = {
+            "token_ids": batch.token_ids, "positions": batch.positions,
+            "request_rows": batch.request_rows, "slots": batch.slots,
+            "block_tables": batch.block_tables, "logit_rows": batch.logit_rows,
+        }
+        dims = {
+            "tokens": batch.num_tokens, "requests": len(batch.requests),
+            "logit_rows": batch.num_logits, "request_blocks": batch.block_tables.shape[1],
+        }
+        return dict(self._executor.run(inputs, dims))
+
+    def _choose(
+        self, batch: Batch, logits: NDArray[np.generic], argmax: NDArray[np.generic]
+    ) -> tuple[list[int], dict[int, FinishReason]]:
+        """Sample every row that decides a token; hand prompt rows to their samples."""
+        tokens = [0] * batch.num_logits
+        endings: dict[int, FinishReason] = {}
+        rows = logits.astype(np.float32, copy=False)
+        for index, owner in enumerate(batch.logit_requests.tolist()):
+            request = batch.requests[owner]
+            sample = self._live.get(request)
+            if sample is None or request.is_finished:
+                continue
+            if request.wants_prompt_logits:
+                position = int(batch.positions[batch.logit_rows[index]])
+                if position < len(request.prompt_ids):
+                    sample.take_prompt_row(position, rows[index])
+            if batch.is_sampled[index]:
+                tokens[index], reason = sample.choose(rows[index], int(argmax[index]))
+                if reason is not None:
+                    endings[owner] = reason
+        return tokens, endings
+
+    def _commit(
+        self, batch: Batch, tokens: list[int], endings: dict[int, FinishReason]
+    ) -> None:
+        for request in self._scheduler.commit(batch, tokens, endings):
+            self._live.pop(request, None)
+
+    def _drive(self, samples: Sequence[Sample]) -> None:
+        """Run one step unless these samples are finished: another thread may have done so."""
+        with self._lock:
+            if not all(s.is_finished for s in samples):
+                progressed = self._step()
+                assert progressed, "live samples and no step to run"
+
+    # --- public calls ------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt or several (texts or lists of token ids), batched together.
+
+        `params` is one for all or one each. Raises RequestError before anything runs if one of
+        them cannot be served. A request that fails while running has `finish_reason` "error".
+        """
+        texts = _as_prompts(prompts)
+        if isinstance(params, SamplingParams) or params is None:
+            params = [params or SamplingParams()] * len(texts)
+        if len(params) != len(texts):
+            raise RequestError(
+                f"sampling parameters: got {len(params)} for {len(texts)} prompts, "
+                "want one, or one each"
+            )
+        submitted = self._submit_all(texts, params, [None] * len(texts))
+        samples = [s for each in submitted for s in each.samples]
+        try:
+            while not all(s.is_finished for s in samples):
+                self._drive(samples)
+        finally:
+            for each in submitted:
+                self.abort(each.id)
+        return [self._output(each) for each in submitted]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *,
+        request_id: str | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Yield text and tokens as they come. Closing the iterator aborts the request.
+
+        The request is checked and queued at the call, not at the first event.
+        """
+        submitted = self.submit(prompt, params, request_id=request_id)
+        return self._events(submitted)
+
+    def _events(self, submitted: Submitted) -> Iterator[StreamEvent]:
+        waiting = list(submitted.samples)
+        try:
+            while waiting:
+                self._drive(waiting)
+                for sample in list(waiting):
+                    finished = sample.is_finished
+                    event = sample.event()
+                    if finished:
+                        waiting.remove(sample)
+                    if event is not None:
+                        yield event
+        finally:
+            self.abort(submitted.id)
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits after every token, float32 [tokens, vocab], for evaluation."""
+        submitted = self.submit(token_ids, SamplingParams(), keep_logits=True)
+        (sample,) = submitted.samples
+        try:
+            while not sample.is_finished:
+                self._drive([sample])
+        finally:
+            self.abort(submitted.id)
+        return stacked(sample.logits or [], self.model.vocab_size)
+
+    def chat_prompt(self, messages: Sequence[Message]) -> str:
+        """Return the text of a conversation in the model's chat template."""
+        special = {}
+        for name, token_id in (("bos_token", self.model.bos_id),
+                               ("eos_token", next(iter(self.model.eos_ids), None))):
+            known = self.tokenizer is not None and token_id is not None
+            special[name] = (self.tokenizer.id_to_token(token_id) or "") if known else ""  # type: ignore[union-attr]
+        return render_chat(messages, self.model, special)
+
+    def _output(self, submitted: Submitted) -> RequestOutput:
+        samples = tuple(s.output() for s in submitted.samples)
+        first = submitted.samples[0]
+        wanted = first.rules.params.prompt_logprobs is not None
+        return RequestOutput(
+            id=submitted.id, prompt_token_ids=submitted.prompt_ids, samples=samples,
+            seed=submitted.seed,
+            usage=Usage(len(submitted.prompt_ids), sum(len(s.token_ids) for s in samples)),
+            numerics_digest=self.numerics_digest,
+            prompt_logprobs=tuple(first.prompt_logprobs) if wanted else None,
+        )
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt is a text or a list of ints; anything else is a list of prompts."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, (list, tuple, np.ndarray)):
+        raise RequestError(
+            f"prompts: wrong type: got {type(prompts).__name__}, want a text, token ids or a list"
+        )
+    single = all(not isinstance(p, (str, list, tuple, np.ndarray)) for p in prompts)
+    return [prompts] if single else list(prompts)  # type: ignore[list-item]
