@@ -1,11 +1,11 @@
-"""Bodies: a fused group as a small graph of its own with normalised names, so that equal layers of a
-model give equal kernels, and the binding back to the model's values.
+"""Bodies: a fused group as a small graph of its own with normalised names, so that equal layers of
+a model give equal kernels, and the binding back to the model's values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tilewright.graph import Graph, Group, Input, Node, State, Weight, WeightExpr
 from tilewright.graph.dims import Dim, symbols_of
@@ -41,7 +41,8 @@ class _Names:
 
 
 def root_of(graph: Graph, value: str) -> str:
-    """Return the value whose buffer `value` is: through views, and through appends to their state."""
+    """Return the value whose buffer `value` is: through views, and through appends to their
+    state."""
     while value in graph.node:
         node = graph.node[value]
         if node.op not in VIEWS and op_def(node.op).kind is not Kind.STORE:
@@ -63,10 +64,10 @@ def extract(graph: Graph, group: Group) -> Body:
     inside = {n: m for m, n in names.of.items()}
     binding = {n: root_of(graph, inside[n]) for n in types}
     binding |= {names.of[value]: value for value in outputs}
-    body = _body_graph(graph, group, tuple(nodes), types, binding)
-    body = Graph(
-        **{**body, "outputs": tuple((names.of[v], names.of[v]) for v in outputs),
-           "state_outputs": tuple((names.of[s], names.of[v]) for s, v in state_outputs)}
+    body = replace(
+        _declarations(graph, group, nodes, types),
+        outputs=tuple((names.of[v], names.of[v]) for v in outputs),
+        state_outputs=tuple((names.of[s], names.of[v]) for s, v in state_outputs),
     )
     buffers = tuple(
         (name, graph.type_of(binding[name]))
@@ -137,20 +138,22 @@ def _read_outside(graph: Graph, inside: set[str], name: str) -> bool:
     return False
 
 
-def _body_graph(
-    graph: Graph, group: Group, nodes: tuple[Node, ...], types: Mapping[str, TensorType],
-    binding: Mapping[str, str],
-) -> dict[str, object]:
+def _declarations(
+    graph: Graph, group: Group, nodes: Sequence[Node], types: Mapping[str, TensorType]
+) -> Graph:
+    """Return the body without outputs: its operands declared, and the dims they use."""
+
     def named(prefix: str) -> list[str]:
         return [n for n in types if n[0] == prefix]
 
     extents: list[Dim] = [d for t in types.values() for d in t.shape]
     used = symbols_of([*extents, *(d for n in nodes for d in n.type.shape)])
-    return {
-        "name": group.kind,
-        "dims": tuple(sorted((d for d in graph.dims if d.name in used), key=lambda d: d.name)),
-        "inputs": tuple(Input(n, types[n]) for n in named("x")),
-        "states": tuple(State(n, types[n]) for n in named("s")),
-        "weights": tuple(Weight(n, types[n], WeightExpr("tensor", (n,))) for n in named("w")),
-        "nodes": nodes,
-    }
+    return Graph(
+        name=group.kind,
+        dims=tuple(sorted((d for d in graph.dims if d.name in used), key=lambda d: d.name)),
+        inputs=tuple(Input(n, types[n]) for n in named("x")),
+        states=tuple(State(n, types[n]) for n in named("s")),
+        weights=tuple(Weight(n, types[n], WeightExpr("tensor", (n,))) for n in named("w")),
+        nodes=tuple(nodes),
+        outputs=(),
+    )

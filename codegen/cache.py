@@ -26,7 +26,8 @@ class Built:
 
 
 class KernelCache:
-    """Objects under `folder`, each written aside and renamed into place, so readers see whole files."""
+    """Objects under `folder`, each written aside and renamed into place, so readers see whole
+    files."""
 
     def __init__(self, folder: Path, toolchain: Toolchain) -> None:
         self._folder = folder.expanduser() / "objects"
@@ -46,8 +47,12 @@ class KernelCache:
         return Built(tuple(objects[name] for name in sorted(objects)), len(missing))
 
     def _compile(
-        self, texts: Mapping[str, str], objects: Mapping[str, Path], missing: Sequence[str],
-        jobs: int, progress: Progress,
+        self,
+        texts: Mapping[str, str],
+        objects: Mapping[str, Path],
+        missing: Sequence[str],
+        jobs: int,
+        progress: Progress,
     ) -> None:
         work = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
         try:

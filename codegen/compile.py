@@ -17,8 +17,8 @@ from typing import Any, TextIO
 
 from tilewright.codegen.cache import KernelCache, Progress
 from tilewright.codegen.config import CompileConfig
-from tilewright.codegen.emit.cpp import emit
 from tilewright.codegen.elementary import MATH_VERSION
+from tilewright.codegen.emit.cpp import emit
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.pack import (
     ALIGNMENT,
@@ -110,7 +110,14 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
         _write_sources(stage, job, lowered, plans, sources)
         weights, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
         manifest = _manifest(
-            stage, job, lowered.graph, plans, specs, weights, digest, num_bytes,
+            stage,
+            job,
+            lowered.graph,
+            plans,
+            specs,
+            weights,
+            digest,
+            num_bytes,
             cache.support_digest,
         )
         (stage / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
@@ -130,7 +137,7 @@ def distinct_specs(plans: Sequence[GroupPlan]) -> list[KernelSpec]:
     return list(found.values())
 
 
-# --- files -----------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------
 
 
 def refuse_foreign(output: Path) -> None:
@@ -165,7 +172,8 @@ def staging(output: Path) -> Iterator[Path]:
 
 
 def _replace(stage: Path, output: Path) -> None:
-    """Rename into place. A lock on the parent folder lets one of two compiles go after the other."""
+    """Rename into place. A lock on the parent folder lets one of two compiles go after the
+    other."""
     parent = os.open(output.parent, os.O_RDONLY)
     try:
         fcntl.flock(parent, fcntl.LOCK_EX)
@@ -182,7 +190,10 @@ def _replace(stage: Path, output: Path) -> None:
 
 
 def _write_sources(
-    stage: Path, job: CompileJob, lowered: Lowered, plans: Sequence[GroupPlan],
+    stage: Path,
+    job: CompileJob,
+    lowered: Lowered,
+    plans: Sequence[GroupPlan],
     sources: Sequence[KernelSource],
 ) -> None:
     """Write the readable side: generated text, the graphs, what every rule decided."""
@@ -201,7 +212,9 @@ def _decisions(decisions: Sequence[Decision], plans: Sequence[GroupPlan]) -> dic
     rules = [{"stage": d.stage, "rule": d.rule, "nodes": list(d.nodes)} for d in decisions]
     groups = [
         {
-            "group": p.group.name, "kind": p.group.kind, "nodes": list(p.group.nodes),
+            "group": p.group.name,
+            "kind": p.group.kind,
+            "nodes": list(p.group.nodes),
             "template": p.choice.template.name,
             "refusals": [{"template": t, "reason": r} for t, r in p.choice.refusals],
             "kernels": {bucket: spec.symbol for bucket, spec in p.specs.items()},
@@ -238,29 +251,48 @@ def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> 
     (folder / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
 
 
-# --- manifest --------------------------------------------------------------------------------------
+# --- manifest -----------------------------------------------------------------------------------
 
 
 def _manifest(
-    stage: Path, job: CompileJob, graph: Graph, plans: Sequence[GroupPlan],
-    specs: Sequence[KernelSpec], weights: Sequence[WeightRecord], weights_digest: str,
-    weights_bytes: int, support_digest: str,
+    stage: Path,
+    job: CompileJob,
+    graph: Graph,
+    plans: Sequence[GroupPlan],
+    specs: Sequence[KernelSpec],
+    weights: Sequence[WeightRecord],
+    weights_digest: str,
+    weights_bytes: int,
+    support_digest: str,
 ) -> Manifest:
     buckets, buffers = plan_buckets(graph, plans, job.target, job.config)
     target = TargetRecord(
-        name=job.target.name, variant=job.target.variant, features=job.target.features,
-        compiler=job.toolchain.identity(), flags=job.target.flags,
+        name=job.target.name,
+        variant=job.target.variant,
+        features=job.target.features,
+        compiler=job.toolchain.identity(),
+        flags=job.target.flags,
     )
     return Manifest(
-        format=FORMAT, abi=ABI, version=VERSION, target=target, mode=job.config.mode,
-        dtype=job.config.dtype, model=job.model,
+        format=FORMAT,
+        abi=ABI,
+        version=VERSION,
+        target=target,
+        mode=job.config.mode,
+        dtype=job.config.dtype,
+        model=job.model,
         dims=tuple(DimRecord(d.name, d.role.value, d.lower, d.upper) for d in graph.dims),
         inputs=tuple(tensor_record(i.name, i.type) for i in graph.inputs),
         outputs=tuple(tensor_record(public, graph.type_of(v)) for public, v in graph.outputs),
         states=tuple(tensor_record(s.name, s.type) for s in graph.states),
-        buffers=buffers, weights=tuple(weights), weights_file=WEIGHTS,
-        weights_bytes=weights_bytes, weights_digest=weights_digest,
-        kernels=_kernel_records(plans, specs), library=LIBRARY, buckets=buckets,
+        buffers=buffers,
+        weights=tuple(weights),
+        weights_file=WEIGHTS,
+        weights_bytes=weights_bytes,
+        weights_digest=weights_digest,
+        kernels=_kernel_records(plans, specs),
+        library=LIBRARY,
+        buckets=buckets,
         compile_config=job.config.to_json(),
         numerics_digest=numerics_digest(job, graph, plans, weights_digest, support_digest),
         invariance=job.target.invariance if job.config.mode == "deterministic" else "unproven",
@@ -280,9 +312,14 @@ def _kernel_records(
         flops, num_bytes = kernel_cost(spec)
         records.append(
             KernelRecord(
-                symbol=spec.symbol, template=spec.template, source=f"sources/{spec.symbol}.cpp",
-                nodes=first[spec.symbol].group.nodes, numerics=spec.numerics.to_json(),
-                schedule=spec.schedule.to_json(), flops=flops, num_bytes=num_bytes,  # type: ignore[arg-type]
+                symbol=spec.symbol,
+                template=spec.template,
+                source=f"sources/{spec.symbol}.cpp",
+                nodes=first[spec.symbol].group.nodes,
+                numerics=spec.numerics.to_json(),
+                schedule=spec.schedule.to_json(),
+                flops=flops,
+                num_bytes=num_bytes,
             )
         )
     return tuple(records)
@@ -298,18 +335,27 @@ def numerics_digest(
     per_group = [
         (p.body.graph.digest, sorted({json.dumps(s.numerics.to_json()) for s in p.specs.values()}))
         if job.config.mode == "deterministic"
-        else (p.body.graph.digest, sorted((b, json.dumps(s.numerics.to_json()))
-                                          for b, s in p.specs.items()))
+        else (
+            p.body.graph.digest,
+            sorted((b, json.dumps(s.numerics.to_json())) for b, s in p.specs.items()),
+        )
         for p in plans
     ]
-    facts = [graph.digest, per_group, MATH_VERSION, job.target.variant, PACKING_VERSION,
-             job.toolchain.identity(), support, weights, job.config.mode]
+    facts = [
+        graph.digest,
+        per_group,
+        MATH_VERSION,
+        job.target.variant,
+        PACKING_VERSION,
+        job.toolchain.identity(),
+        support,
+        weights,
+        job.config.mode,
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _digests(stage: Path) -> dict[str, str]:
     """SHA-256 of every file but the weights, by name relative to the artifact."""
     files = sorted(p for p in stage.rglob("*") if p.is_file() and p.name not in (WEIGHTS, MANIFEST))
-    return {
-        str(p.relative_to(stage)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files
-    }
+    return {str(p.relative_to(stage)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}

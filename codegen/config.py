@@ -33,7 +33,9 @@ class CompileConfig:
         if self.dtype not in DTYPES:
             raise LowerError(f"setting 'dtype': got {self.dtype!r}, want {' or '.join(DTYPES)}")
         for name, upper in (
-            ("max_context", 1 << 24), ("max_tokens_per_step", 1 << 16), ("max_requests", 1 << 14),
+            ("max_context", 1 << 24),
+            ("max_tokens_per_step", 1 << 16),
+            ("max_requests", 1 << 14),
             ("block_size", 1 << 10),
         ):
             value = getattr(self, name)

@@ -12,7 +12,8 @@ from tilewright.graph.ops import Kind, op_def
 
 @dataclass(frozen=True)
 class BodyCost:
-    """`flops` of all nodes, and the bytes of operands and results that cross the kernel's border."""
+    """`flops` of all nodes, and the bytes of operands and results that cross the kernel's
+    border."""
 
     flops: Dim
     num_bytes: Dim

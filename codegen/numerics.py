@@ -1,5 +1,5 @@
-"""Deriving `Numerics`: the only place that constructs one. What it sees are reduced extents, element
-types and the target, never a batch.
+"""Deriving `Numerics`: the only place that constructs one. What it sees are reduced extents,
+element types and the target, never a batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
             return Numerics(chunk=target.attend_chunk, lanes=target.lanes, combine="in_order")
         case "row":
             if context_bound:
-                raise LowerError(f"row kernel '{body.name}': reduces a context extent: want a chunk")
+                raise LowerError(
+                    f"row kernel '{body.name}': reduces a context extent: want a chunk"
+                )
             return Numerics(lanes=target.lanes, combine="tree")
         case _:
             raise LowerError(f"kernel kind '{kind}': unknown: have contract, attend, row")

@@ -1,4 +1,5 @@
-"""Weights into the layouts kernels read: panels for matrices, plain rows for vectors and literals."""
+"""Weights into the layouts kernels read: panels for matrices, plain rows for vectors and
+literals."""
 
 from __future__ import annotations
 
@@ -60,15 +61,19 @@ def pack_weights(
     """Yield every weight packed, one at a time, in graph order."""
     layout = layouts(graph, plans)
     for weight in graph.weights:
-        data = _panels(weight, source) if layout[weight.name] == "panels16" else _plain(
-            weight, source)
+        data = (
+            _panels(weight, source) if layout[weight.name] == "panels16" else _plain(weight, source)
+        )
         yield PackedWeight(weight, layout[weight.name], data)
 
 
 def _panels(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
     found = source.unpacked(weight.name, weight.type.dtype)
     return pack_panels(
-        panel_format(weight.type.dtype), values=found.values, codes=found.codes, d=found.d,
+        panel_format(weight.type.dtype),
+        values=found.values,
+        codes=found.codes,
+        d=found.d,
         m=found.m,
     )
 
@@ -91,7 +96,10 @@ def _plain(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
 def weight_record(packed: PackedWeight, offset: int) -> WeightRecord:
     """Return the record of a weight placed at `offset` bytes."""
     return WeightRecord(
-        name=packed.weight.name, format=str(packed.weight.type.dtype),
-        shape=tuple(int(d) for d in packed.weight.type.shape), layout=packed.layout, offset=offset,
+        name=packed.weight.name,
+        format=str(packed.weight.type.dtype),
+        shape=tuple(int(d) for d in packed.weight.type.shape),
+        layout=packed.layout,
+        offset=offset,
         num_bytes=packed.data.nbytes,
     )

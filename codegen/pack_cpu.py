@@ -153,13 +153,13 @@ def _field_view(blocks: Bytes, layout: PanelFormat) -> Bytes:
 def _nibble_fields(codes: Array) -> Bytes:
     """Join codes k = 4 j + w of even and odd j into bytes [panel, column, group, j / 2, w]."""
     quads = np.ascontiguousarray(codes, np.uint8).view("<u4")
-    joined = quads[..., 0::2] | (quads[..., 1::2] << 4)
+    joined: Array = quads[..., 0::2] | (quads[..., 1::2] << 4)
     return joined.view(np.uint8).reshape(*codes.shape[:3], 4, 4)
 
 
 def _byte_fields(codes: Array) -> Bytes:
     """Offset signed codes k = words * j + w by 128: bytes [panel, column, group, j, w]."""
-    offset = np.ascontiguousarray(codes, np.int8).view(np.uint8) ^ 128
+    offset: Array = np.ascontiguousarray(codes, np.int8).view(np.uint8) ^ np.uint8(128)
     return offset.reshape(*codes.shape[:3], 4, -1)
 
 

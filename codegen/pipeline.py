@@ -1,5 +1,5 @@
-"""The lowering pipeline: a tuple of named passes that reads on one screen. The runner verifies, times
-and dumps after each.
+"""The lowering pipeline: a tuple of named passes that reads on one screen. The runner verifies,
+times and dumps after each.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ PASSES = (
 
 @dataclass(frozen=True)
 class Lowered:
-    """The graph after all passes, with what every rule did and how long each pass took (seconds)."""
+    """The graph after all passes, with what every rule did and how long each pass took
+    (seconds)."""
 
     graph: Graph
     decisions: tuple[Decision, ...]
@@ -101,7 +102,12 @@ def dump(folder: Path | None, name: str, graph: Graph) -> None:
 
 
 def _report(
-    log: TextIO, debug: int, step: Pass, before: Graph, after: Graph, seconds: float,
+    log: TextIO,
+    debug: int,
+    step: Pass,
+    before: Graph,
+    after: Graph,
+    seconds: float,
     made: Sequence[Decision],
 ) -> None:
     if debug >= 1:

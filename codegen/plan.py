@@ -21,6 +21,7 @@ from tilewright.graph.types import TensorType
 from tilewright.runtime.artifact import (
     Argument,
     BucketRecord,
+    Extent,
     LaunchRecord,
     Placement,
     TensorRecord,
@@ -59,8 +60,9 @@ Chooser = Callable[[Body, Choice, Bucket], Candidate]
 
 def buckets_of(graph: Graph, target: Target, config: CompileConfig) -> tuple[Bucket, ...]:
     """Return the buckets, smallest first: bounds of every dim for steps of up to so many tokens."""
-    limits = sorted({min(n, config.max_tokens_per_step) for n in target.buckets}
-                    | {config.max_tokens_per_step})
+    limits = sorted(
+        {min(n, config.max_tokens_per_step) for n in target.buckets} | {config.max_tokens_per_step}
+    )
     few = target.buckets[1]
     found = []
     for tokens in limits:
@@ -117,9 +119,9 @@ def plan_groups(
         key = body.graph.digest + repr(body.buffers)
         if key not in known:
             choice = select(group, body, target)
-            specs = {b.name: _spec(group, body, choose(body, choice, b)) for b in buckets}
-            _check_numerics(group, specs, config)
-            known[key] = choice, specs
+            made = {b.name: _spec(group, body, choose(body, choice, b)) for b in buckets}
+            _check_numerics(group, made, config)
+            known[key] = choice, made
         choice, specs = known[key]
         plans.append(GroupPlan(group, body, choice, specs))
     return tuple(plans)
@@ -127,7 +129,11 @@ def plan_groups(
 
 def _spec(group: Group, body: Body, chosen: Candidate) -> KernelSpec:
     return KernelSpec(
-        group.kind, body.graph, chosen.template.name, chosen.numerics, chosen.schedule,
+        group.kind,
+        body.graph,
+        chosen.template.name,
+        chosen.numerics,
+        chosen.schedule,
         body.buffers,
     )
 
@@ -169,7 +175,9 @@ def _buffers(graph: Graph, plans: Sequence[GroupPlan]) -> dict[str, tuple[int, i
 
 
 def _bucket_record(
-    graph: Graph, plans: Sequence[GroupPlan], bucket: Bucket,
+    graph: Graph,
+    plans: Sequence[GroupPlan],
+    bucket: Bucket,
     buffers: Mapping[str, tuple[int, int]],
 ) -> BucketRecord:
     lifetimes = [
@@ -187,9 +195,12 @@ def _bucket_record(
             scratch = max(scratch, -(-need // 64) * 64)
         launches.append(_launch(graph, plan, spec))
     return BucketRecord(
-        name=bucket.name, bounds=dict(bucket.bounds), launches=tuple(launches),
+        name=bucket.name,
+        bounds=dict(bucket.bounds),
+        launches=tuple(launches),
         placements=tuple(Placement(b.name, offsets[b.name], b.num_bytes) for b in lifetimes),
-        arena_bytes=arena, scratch_bytes_per_thread=scratch,
+        arena_bytes=arena,
+        scratch_bytes_per_thread=scratch,
     )
 
 
@@ -219,7 +230,7 @@ def tensor_record(name: str, type_: TensorType) -> TensorRecord:
     return TensorRecord(name, str(type_.dtype), tuple(to_json(d) for d in type_.shape))
 
 
-def kernel_cost(spec: KernelSpec) -> tuple[object, object]:
+def kernel_cost(spec: KernelSpec) -> tuple[Extent, Extent]:
     """Return operations and bytes of a kernel as JSON expressions of the dims."""
     cost = body_cost(spec.body)
     return to_json(cost.flops), to_json(cost.num_bytes)

@@ -30,10 +30,13 @@ def select(group: Group, body: Body, target: Target) -> Choice:
         if reason is None:
             return Choice(template, tuple(refusals))
         refusals.append((template.name, reason))
-    anchor = next((n for n in body.graph.nodes if op_def(n.op).kind.value == group.kind),
-                  body.graph.nodes[-1])
+    anchor = next(
+        (n for n in body.graph.nodes if op_def(n.op).kind.value == group.kind), body.graph.nodes[-1]
+    )
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals)
-    raise TargetError(f"no kernel accepts '{anchor.op}' of '{group.name}' on {target.name}: {reasons}")
+    raise TargetError(
+        f"no kernel accepts '{anchor.op}' of '{group.name}' on {target.name}: {reasons}"
+    )
 
 
 def coverage(target: Target) -> dict[str, str]:

@@ -22,10 +22,14 @@ FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"\breduction\s*\(", "a compiler's reduction has no fixed order"),
         (r"std\s*::\s*(reduce|transform_reduce|execution)", "its order of evaluation is not fixed"),
         (r"\b(rand|srand|time|clock)\s*\(", "a kernel depends on its arguments alone"),
-        (r"\bthread_id\b\s*[-+*/%]=?\s*\w|\btw_num_threads\s*\(\)\s*[-+*/%]",
-         "arithmetic on the thread would let bits depend on the number of threads"),
-        (r"(?<![\w:])(?:std::)?(expf?|logf?|tanhf?|erff?|sinf?|cosf?|powf?)\s*\(",
-         "the C library's functions differ between machines: use those of tw_math.h"),
+        (
+            r"\bthread_id\b\s*[-+*/%]=?\s*\w|\btw_num_threads\s*\(\)\s*[-+*/%]",
+            "arithmetic on the thread would let bits depend on the number of threads",
+        ),
+        (
+            r"(?<![\w:])(?:std::)?(expf?|logf?|tanhf?|erff?|sinf?|cosf?|powf?)\s*\(",
+            "the C library's functions differ between machines: use those of tw_math.h",
+        ),
         (r"fast[-_]math|associative[-_]math|FP_CONTRACT\s+ON", "the compiler may reorder sums"),
     ),
 }
@@ -42,7 +46,9 @@ class KernelSource:
     def __post_init__(self) -> None:
         if self.language not in FORBIDDEN:
             known = ", ".join(FORBIDDEN)
-            raise LowerError(f"kernel '{self.name}': language '{self.language}': unknown: have {known}")
+            raise LowerError(
+                f"kernel '{self.name}': language '{self.language}': unknown: have {known}"
+            )
         for line_number, line in enumerate(_code(self.text).splitlines(), start=1):
             for pattern, why in FORBIDDEN[self.language]:
                 found = re.search(pattern, line)

@@ -104,8 +104,14 @@ class KernelSpec:
     @property
     def digest(self) -> str:
         """Hash of everything the generated text depends on, apart from templates and target."""
-        facts = [self.kind, self.body.digest, self.template, self.numerics.to_json(),
-                 self.schedule.to_json(), [(n, str(t)) for n, t in self.buffers]]
+        facts = [
+            self.kind,
+            self.body.digest,
+            self.template,
+            self.numerics.to_json(),
+            self.schedule.to_json(),
+            [(n, str(t)) for n, t in self.buffers],
+        ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property

@@ -1,4 +1,5 @@
-"""What a target is: a chip's numbers, its kernel templates in order of preference, its toolchain."""
+"""What a target is: a chip's numbers, its kernel templates in order of preference, its
+toolchain."""
 
 from __future__ import annotations
 
@@ -89,10 +90,17 @@ class Target:
             )
         for flag in self.flags:
             if flag in FORBIDDEN_FLAGS:
-                raise TargetError(f"target '{self.name}': flag {flag} lets the compiler reorder sums")
+                raise TargetError(
+                    f"target '{self.name}': flag {flag} lets the compiler reorder sums"
+                )
 
 
 FORBIDDEN_FLAGS = (
-    "-ffast-math", "-Ofast", "-fassociative-math", "-funsafe-math-optimizations",
-    "-freciprocal-math", "-ffp-contract=fast", "-mrecip",
+    "-ffast-math",
+    "-Ofast",
+    "-fassociative-math",
+    "-funsafe-math-optimizations",
+    "-freciprocal-math",
+    "-ffp-contract=fast",
+    "-mrecip",
 )

@@ -1,7 +1,7 @@
 """Tuning: measure legal candidates per body and bucket, keep the fastest in a persistent record.
 
-In deterministic mode only schedules vary; `fast` mode also tries other numerics, with as many candidates
-in total. A second run finds every answer in the record and measures nothing.
+In deterministic mode only schedules vary; `fast` mode also tries other numerics, with as many
+candidates in total. A second run finds every answer in the record and measures nothing.
 """
 
 from __future__ import annotations
@@ -105,20 +105,41 @@ def candidates(
 
 
 def record_key(
-    body: Body, choice: Choice, bucket: Bucket, target: Target, config: CompileConfig,
-    toolchain: str, machine: str,
+    body: Body,
+    choice: Choice,
+    bucket: Bucket,
+    target: Target,
+    config: CompileConfig,
+    toolchain: str,
+    machine: str,
 ) -> str:
     """Return the key of a record: all that the answer depends on."""
-    tried = [(c.numerics.to_json(), c.schedule.to_json())
-             for c in candidates(body, choice, bucket, target, config)]
-    facts = [body.graph.digest, choice.template.name, bucket_rows(body, bucket), target.variant,
-             config.mode, toolchain, machine, tried]
+    tried = [
+        (c.numerics.to_json(), c.schedule.to_json())
+        for c in candidates(body, choice, bucket, target, config)
+    ]
+    facts = [
+        body.graph.digest,
+        choice.template.name,
+        bucket_rows(body, bucket),
+        target.variant,
+        config.mode,
+        toolchain,
+        machine,
+        tried,
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def tuned_choice(
-    target: Target, config: CompileConfig, records: TuningRecords, *, toolchain: str,
-    machine: str, measure: Measure | None, fallback: Chooser,
+    target: Target,
+    config: CompileConfig,
+    records: TuningRecords,
+    *,
+    toolchain: str,
+    machine: str,
+    measure: Measure | None,
+    fallback: Chooser,
 ) -> Chooser:
     """Choose by record; measure what has none where `measure` is given, else take the first."""
 
@@ -141,20 +162,37 @@ def tuned_choice(
 
 
 def _tune(
-    body: Body, choice: Choice, bucket: Bucket, target: Target, config: CompileConfig, key: str,
-    measure: Measure, machine: str,
+    body: Body,
+    choice: Choice,
+    bucket: Bucket,
+    target: Target,
+    config: CompileConfig,
+    key: str,
+    measure: Measure,
+    machine: str,
 ) -> TuningRecord:
     tried = candidates(body, choice, bucket, target, config)
     specs = [
-        KernelSpec(choice.template.kind, body.graph, choice.template.name, c.numerics, c.schedule,
-                   body.buffers)
+        KernelSpec(
+            choice.template.kind,
+            body.graph,
+            choice.template.name,
+            c.numerics,
+            c.schedule,
+            body.buffers,
+        )
         for c in tried
     ]
     seconds = list(measure(specs, body, bucket))
     best = min(range(len(tried)), key=seconds.__getitem__)
     return TuningRecord(
-        key=key, kernel=specs[best].symbol, bucket=bucket.name,
-        numerics=tried[best].numerics.to_json(), schedule=tried[best].schedule.to_json(),
-        best_seconds=seconds[best], first_seconds=seconds[0], num_measured=len(tried),
+        key=key,
+        kernel=specs[best].symbol,
+        bucket=bucket.name,
+        numerics=tried[best].numerics.to_json(),
+        schedule=tried[best].schedule.to_json(),
+        best_seconds=seconds[best],
+        first_seconds=seconds[0],
+        num_measured=len(tried),
         machine=machine,
     )

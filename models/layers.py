@@ -72,7 +72,8 @@ def declare_step(b: GraphBuilder, limits: Limits) -> Step:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding: base, how pairs lie in a head, and the scaling entry of the configuration."""
+    """Rotary embedding: base, how pairs lie in a head, and the scaling entry of the
+    configuration."""
 
     theta: float
     width: int
@@ -83,7 +84,8 @@ class Rope:
 def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
     """Return the angle per position of each pair (radians) and the factor on cos and sin.
 
-    Sources: Su et al. 2021; llama3 scaling as in the Llama 3.1 configuration; yarn: Peng et al. 2023.
+    Sources: Su et al. 2021; llama3 scaling as in the Llama 3.1 configuration; yarn: Peng et al.
+    2023.
     """
     base = [rope.theta ** (-2.0 * i / rope.width) for i in range(rope.width // 2)]
     kind = rope.scaling.get("rope_type", rope.scaling.get("type", "default"))
@@ -97,9 +99,7 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
         case "yarn":
             return _yarn(base, rope)
         case _:
-            raise VerifyError(
-                f"rope scaling '{kind}': unknown: have default, linear, llama3, yarn"
-            )
+            raise VerifyError(f"rope scaling '{kind}': unknown: have default, linear, llama3, yarn")
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
@@ -248,8 +248,15 @@ def attention(
     v = heads("v", shape.num_kv_heads)
     kv = kv.append(b, b.cast(k, dtype), b.cast(v, dtype), step)
     mixed = b.op(
-        "attend", b.cast(q, dtype), kv.k, kv.v, step.positions, step.request_rows,
-        step.block_tables, name="attend", scale=shape.width**-0.5,
+        "attend",
+        b.cast(q, dtype),
+        kv.k,
+        kv.v,
+        step.positions,
+        step.request_rows,
+        step.block_tables,
+        name="attend",
+        scale=shape.width**-0.5,
     )
     merged = b.op("merge_heads", b.cast(mixed, dtype))
     out = w.matrix("self_attn.o_proj", hidden, shape.num_heads * shape.width)

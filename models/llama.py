@@ -81,7 +81,8 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a positive int of the configuration, or its default where the key is absent or null."""
+    """Return a positive int of the configuration, or its default where the key is absent or
+    null."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -101,7 +102,12 @@ def real(config: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def block(
-    w: LayerWeights, x: Value, kv: KvState, step: Step, rotary: Rotary, c: LlamaConfig,
+    w: LayerWeights,
+    x: Value,
+    kv: KvState,
+    step: Step,
+    rotary: Rotary,
+    c: LlamaConfig,
     refine: Refine,
 ) -> Value:
     """One decoder layer: [tokens, hidden] -> [tokens, hidden] in the activation dtype."""
@@ -113,7 +119,14 @@ def block(
 
     h = normed(x, "input_layernorm")
     mixed = attention(
-        w, h, kv, step, rotary, c.attention, bias=c.attention_bias, output_bias=c.output_bias,
+        w,
+        h,
+        kv,
+        step,
+        rotary,
+        c.attention,
+        bias=c.attention_bias,
+        output_bias=c.output_bias,
         refine=refine,
     )
     x = b.cast(x + mixed, dtype)
@@ -141,9 +154,7 @@ def build(
     h = b.cast(b.rms_norm(last, scale, eps=c.rms_norm_eps, name="norm"), dtype)
     head = table
     if not c.tie_word_embeddings:
-        head = b.weight(
-            "lm_head.weight", formats.of("lm_head.weight"), c.vocab_size, c.hidden_size
-        )
+        head = b.weight("lm_head.weight", formats.of("lm_head.weight"), c.vocab_size, c.hidden_size)
     logits = b.linear(h, head, name="logits")
     b.output("logits", logits)
     b.output("argmax", b.op("argmax", logits, name="argmax"))

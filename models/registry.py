@@ -34,6 +34,4 @@ def family_of(config: Mapping[str, Any]) -> Family:
     for name in names if isinstance(names, list) else [names]:
         if name in FAMILIES:
             return FAMILIES[name]
-    raise VerifyError(
-        f"model architecture {names!r}: not supported: have {', '.join(FAMILIES)}"
-    )
+    raise VerifyError(f"model architecture {names!r}: not supported: have {', '.join(FAMILIES)}")

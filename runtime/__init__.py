@@ -12,8 +12,16 @@ from tilewright.runtime.params import SamplingParams
 from tilewright.runtime.prompt import Prompt
 
 __all__ = [
-    "ArtifactError", "Engine", "RequestError", "RequestOutput", "SampleOutput", "SamplingParams",
-    "StreamEvent", "Usage", "generate", "load",
+    "ArtifactError",
+    "Engine",
+    "RequestError",
+    "RequestOutput",
+    "SampleOutput",
+    "SamplingParams",
+    "StreamEvent",
+    "Usage",
+    "generate",
+    "load",
 ]
 
 
@@ -25,7 +33,8 @@ def load(
 
 
 def generate(
-    path: str | PathLike[str], prompts: Prompt | Sequence[Prompt],
+    path: str | PathLike[str],
+    prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
 ) -> list[RequestOutput]:
     """Load an artifact, generate once, and close it."""

@@ -52,7 +52,10 @@ class Engine:
     """
 
     def __init__(
-        self, path: str | PathLike[str], *, num_threads: int | None = None,
+        self,
+        path: str | PathLike[str],
+        *,
+        num_threads: int | None = None,
         cache_tokens: int | None = None,
     ) -> None:
         artifact = load_artifact(path)
@@ -65,7 +68,8 @@ class Engine:
         self._executor.allocate_states({"cache_blocks": blocks})
         self._scheduler = Scheduler(
             BlockPool(blocks, self.model.block_size),
-            max_tokens_per_step=limits["tokens"], max_requests=limits["requests"],
+            max_tokens_per_step=limits["tokens"],
+            max_requests=limits["requests"],
         )
         self._live: dict[Request, Sample] = {}
         self._lock = threading.Lock()
@@ -84,7 +88,9 @@ class Engine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.close()
@@ -103,22 +109,34 @@ class Engine:
         """The executor, for tools that look at single launches."""
         return self._executor
 
-    # --- requests ----------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *,
-        request_id: str | None = None, keep_logits: bool = False,
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        keep_logits: bool = False,
     ) -> Submitted:
-        """Check a request and queue it; raise RequestError, one sentence, if it cannot be served."""
-        return self._submit_all([prompt], [params or SamplingParams()], [request_id], keep_logits)[0]
+        """Check a request and queue it; raise RequestError, one sentence, if it cannot be
+        served."""
+        return self._submit_all([prompt], [params or SamplingParams()], [request_id], keep_logits)[
+            0
+        ]
 
     def _submit_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams],
-        ids: Sequence[str | None], keep_logits: bool = False,
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        ids: Sequence[str | None],
+        keep_logits: bool = False,
     ) -> list[Submitted]:
         """Queue all requests, or none if one is refused."""
-        made = [self._make(*each, keep_logits=keep_logits)
-                for each in zip(prompts, params, ids, strict=True)]
+        made = [
+            self._make(*each, keep_logits=keep_logits)
+            for each in zip(prompts, params, ids, strict=True)
+        ]
         with self._lock:
             added: list[Submitted] = []
             try:
@@ -138,8 +156,7 @@ class Engine:
     ) -> Submitted:
         if not isinstance(params, SamplingParams):
             raise RequestError(
-                f"sampling parameters: wrong type: got {type(params).__name__}, "
-                "want SamplingParams"
+                f"sampling parameters: wrong type: got {type(params).__name__}, want SamplingParams"
             )
         prompt_ids = encode(prompt, self.tokenizer, self.model)
         if keep_logits:
@@ -157,9 +174,18 @@ class Engine:
         wants_prompt = keep_logits or params.prompt_logprobs is not None
         samples = tuple(
             Sample(
-                Request(name, prompt_ids, params, seed, 0 if keep_logits else params.max_tokens,
-                        sample_index=i, wants_prompt_logits=wants_prompt),
-                rules, self.tokenizer, keep_logits=keep_logits,
+                Request(
+                    name,
+                    prompt_ids,
+                    params,
+                    seed,
+                    0 if keep_logits else params.max_tokens,
+                    sample_index=i,
+                    wants_prompt_logits=wants_prompt,
+                ),
+                rules,
+                self.tokenizer,
+                keep_logits=keep_logits,
             )
             for i in range(params.n)
         )
@@ -181,7 +207,7 @@ class Engine:
             for request in self._scheduler.abort(request_id):
                 self._live.pop(request, None)
 
-    # --- steps -------------------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Run one step for all live requests; return False if there was nothing to do."""
@@ -204,13 +230,18 @@ class Engine:
 
     def _execute(self, batch: Batch) -> dict[str, NDArray[np.generic]]:
         inputs = {
-            "token_ids": batch.token_ids, "positions": batch.positions,
-            "request_rows": batch.request_rows, "slots": batch.slots,
-            "block_tables": batch.block_tables, "logit_rows": batch.logit_rows,
+            "token_ids": batch.token_ids,
+            "positions": batch.positions,
+            "request_rows": batch.request_rows,
+            "slots": batch.slots,
+            "block_tables": batch.block_tables,
+            "logit_rows": batch.logit_rows,
         }
         dims = {
-            "tokens": batch.num_tokens, "requests": len(batch.requests),
-            "logit_rows": batch.num_logits, "request_blocks": batch.block_tables.shape[1],
+            "tokens": batch.num_tokens,
+            "requests": len(batch.requests),
+            "logit_rows": batch.num_logits,
+            "request_blocks": batch.block_tables.shape[1],
         }
         return dict(self._executor.run(inputs, dims))
 
@@ -236,9 +267,7 @@ class Engine:
                     endings[owner] = reason
         return tokens, endings
 
-    def _commit(
-        self, batch: Batch, tokens: list[int], endings: dict[int, FinishReason]
-    ) -> None:
+    def _commit(self, batch: Batch, tokens: list[int], endings: dict[int, FinishReason]) -> None:
         for request in self._scheduler.commit(batch, tokens, endings):
             self._live.pop(request, None)
 
@@ -249,10 +278,11 @@ class Engine:
                 progressed = self._step()
                 assert progressed, "live samples and no step to run"
 
-    # --- public calls ------------------------------------------------------------------------------
+    # --- public calls ---------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt],
+        self,
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or several (texts or lists of token ids), batched together.
@@ -279,7 +309,10 @@ class Engine:
         return [self._output(each) for each in submitted]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *,
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
         request_id: str | None = None,
     ) -> Iterator[StreamEvent]:
         """Yield text and tokens as they come. Closing the iterator aborts the request.
@@ -317,11 +350,13 @@ class Engine:
 
     def chat_prompt(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation in the model's chat template."""
-        special = {}
-        for name, token_id in (("bos_token", self.model.bos_id),
-                               ("eos_token", next(iter(self.model.eos_ids), None))):
-            known = self.tokenizer is not None and token_id is not None
-            special[name] = (self.tokenizer.id_to_token(token_id) or "") if known else ""  # type: ignore[union-attr]
+        eos = next(iter(self.model.eos_ids), None)
+        special = {
+            name: (self.tokenizer.id_to_token(token_id) or "")
+            if self.tokenizer is not None and token_id is not None
+            else ""
+            for name, token_id in (("bos_token", self.model.bos_id), ("eos_token", eos))
+        }
         return render_chat(messages, self.model, special)
 
     def _output(self, submitted: Submitted) -> RequestOutput:
@@ -329,7 +364,9 @@ class Engine:
         first = submitted.samples[0]
         wanted = first.rules.params.prompt_logprobs is not None
         return RequestOutput(
-            id=submitted.id, prompt_token_ids=submitted.prompt_ids, samples=samples,
+            id=submitted.id,
+            prompt_token_ids=submitted.prompt_ids,
+            samples=samples,
             seed=submitted.seed,
             usage=Usage(len(submitted.prompt_ids), sum(len(s.token_ids) for s in samples)),
             numerics_digest=self.numerics_digest,
@@ -346,4 +383,4 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             f"prompts: wrong type: got {type(prompts).__name__}, want a text, token ids or a list"
         )
     single = all(not isinstance(p, (str, list, tuple, np.ndarray)) for p in prompts)
-    return [prompts] if single else list(prompts)  # type: ignore[list-item]
+    return [prompts] if single else list(prompts)

@@ -114,8 +114,10 @@ def render_chat(messages: Sequence[Message], model: ModelRecord, special: Mappin
     try:
         template = environment.from_string(model.chat_template)
         return template.render(
-            messages=[dict(m) for m in messages], add_generation_prompt=True,
-            raise_exception=refuse, **special,
+            messages=[dict(m) for m in messages],
+            add_generation_prompt=True,
+            raise_exception=refuse,
+            **special,
         )
     except TemplateError as error:
         raise RequestError(f"chat: the model's template failed: {error}") from None

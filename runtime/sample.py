@@ -23,8 +23,12 @@ class Sample:
     """Samples tokens for a request and turns them into text; knows nothing of the batch."""
 
     def __init__(
-        self, request: Request, rules: SampleRules, tokenizer: Tokenizer | None,
-        *, keep_logits: bool = False,
+        self,
+        request: Request,
+        rules: SampleRules,
+        tokenizer: Tokenizer | None,
+        *,
+        keep_logits: bool = False,
     ) -> None:
         self.request, self.rules = request, rules
         self.prompt_logprobs: list[SampledToken | None] = [None]
@@ -57,7 +61,10 @@ class Sample:
         draw = Draw(request.seed, request.num_tokens, request.sample_index)
         try:
             chosen = sample(
-                row, self.rules, draw, prompt_token_ids=self._prompt,
+                row,
+                self.rules,
+                draw,
+                prompt_token_ids=self._prompt,
                 output_token_ids=request.output_ids,
                 argmax=argmax if row[argmax] == row[argmax] else None,
             )
@@ -106,14 +113,16 @@ class Sample:
         """Return what came since the last event, or None for nothing."""
         if self.is_finished:
             self.close()
-        text = "".join(self._text[self._num_seen[0]:])
-        tokens = tuple(self.request.output_ids[self._num_seen[1]:])
-        logprobs = tuple(self._logprobs[self._num_seen[2]:])
+        text = "".join(self._text[self._num_seen[0] :])
+        tokens = tuple(self.request.output_ids[self._num_seen[1] :])
+        logprobs = tuple(self._logprobs[self._num_seen[2] :])
         self._num_seen = [len(self._text), len(self.request.output_ids), len(self._logprobs)]
         if not text and not tokens and not self.is_finished:
             return None
         return StreamEvent(
-            index=self.request.sample_index, text=text, token_ids=tokens,
+            index=self.request.sample_index,
+            text=text,
+            token_ids=tokens,
             finish_reason=self.finish_reason if self.is_finished else None,
             logprobs=logprobs if self.rules.params.logprobs is not None else None,
             error=self.error,
@@ -124,9 +133,12 @@ class Sample:
         self.close()
         wanted = self.rules.params.logprobs is not None
         return SampleOutput(
-            index=self.request.sample_index, text="".join(self._text),
-            token_ids=tuple(self.request.output_ids), finish_reason=self.finish_reason,
-            logprobs=tuple(self._logprobs) if wanted else None, error=self.error,
+            index=self.request.sample_index,
+            text="".join(self._text),
+            token_ids=tuple(self.request.output_ids),
+            finish_reason=self.finish_reason,
+            logprobs=tuple(self._logprobs) if wanted else None,
+            error=self.error,
         )
 
 

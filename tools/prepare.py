@@ -21,8 +21,12 @@ from tilewright.runtime.artifact import ModelRecord
 
 TOKENIZER = "tokenizer.json"
 _STORED = {
-    "f32": "f32", "f16": "f16", "bf16": "bf16", "q8_0": "q8_0[g=32,axis=1,scale=f16]",
-    "q4_0": "q4_1[g=32,axis=1,scale=f16]", "q4_1": "q4_1[g=32,axis=1,scale=f16]",
+    "f32": "f32",
+    "f16": "f16",
+    "bf16": "bf16",
+    "q8_0": "q8_0[g=32,axis=1,scale=f16]",
+    "q4_0": "q4_1[g=32,axis=1,scale=f16]",
+    "q4_1": "q4_1[g=32,axis=1,scale=f16]",
     "q6_k": "q8_g16[g=16,axis=1,scale=f32]",
 }
 _UNREAD = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
@@ -58,11 +62,11 @@ class CheckpointWeights:
                 codes, d = quants.unpack_q4_0(raw, shape)
                 return Unpacked(codes=codes, d=d, m=(d * np.float16(-8)).astype(np.float16))
             case "q8_0":
-                codes, d = quants.unpack_q8_0(raw, shape)
-                return Unpacked(codes=codes, d=d)
+                signed, d = quants.unpack_q8_0(raw, shape)
+                return Unpacked(codes=signed, d=d)
             case "q6_k":
-                codes, scale = quants.unpack_q6_k(raw, shape)
-                return Unpacked(codes=codes, d=scale)
+                signed, scale = quants.unpack_q6_k(raw, shape)
+                return Unpacked(codes=signed, d=scale)
         if wanted.name == entry.dtype == "bf16":
             return Unpacked(values=raw.view(np.uint16).reshape(shape))
         if wanted.name == entry.dtype == "f16":
@@ -78,9 +82,11 @@ def round_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint16).numpy()
 
 
-def prepare(model: str, config: CompileConfig, *, dtype_name: str = "auto",
-            max_context: int | None = None) -> Prepared:
-    """Open a model and build its graph; raise VerifyError naming the tensor or key that does not fit.
+def prepare(
+    model: str, config: CompileConfig, *, dtype_name: str = "auto", max_context: int | None = None
+) -> Prepared:
+    """Open a model and build its graph; raise VerifyError naming the tensor or key that does not
+    fit.
 
     `dtype_name` is auto, float32 or bfloat16: what activations and the cache are rounded to.
     """
@@ -88,7 +94,8 @@ def prepare(model: str, config: CompileConfig, *, dtype_name: str = "auto",
     family = family_of(checkpoint.config)
     read = family.read_config(checkpoint.config)
     config = replace(
-        config, dtype=_activation(dtype_name, checkpoint),
+        config,
+        dtype=_activation(dtype_name, checkpoint),
         max_context=_context(max_context, read.max_context),
     )
     activation = dtype(DTYPES[config.dtype])
@@ -124,8 +131,8 @@ def _context(wanted: int | None, limit: int) -> int:
         return limit
     if wanted > limit:
         raise VerifyError(
-            f"setting 'max_context': longer than the model's own: got {wanted}, want at most {limit}"
-        )
+            f"setting 'max_context': longer than the model's own: got {wanted}, want at most
+        {limit}" )
     return wanted
 
 
@@ -168,9 +175,14 @@ def _model_record(
     generation = checkpoint.generation
     plain = (str, int, float, bool)
     return ModelRecord(
-        name=checkpoint.name, family=family, vocab_size=vocab_size,
-        max_context=config.max_context, block_size=config.block_size, bos_id=generation.bos_id,
-        eos_ids=generation.eos_ids, add_bos=generation.add_bos,
+        name=checkpoint.name,
+        family=family,
+        vocab_size=vocab_size,
+        max_context=config.max_context,
+        block_size=config.block_size,
+        bos_id=generation.bos_id,
+        eos_ids=generation.eos_ids,
+        add_bos=generation.add_bos,
         chat_template=checkpoint.chat_template,
         tokenizer=TOKENIZER if checkpoint.tokenizer_json else None,
         config={k: v for k, v in checkpoint.config.items() if isinstance(v, plain)},

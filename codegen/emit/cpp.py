@@ -1,4 +1,5 @@
-"""Emitter for C++: gives templates their texts, renders them and wraps the result as `KernelSource`."""
+"""Emitter for C++: gives templates their texts, renders them and wraps the result as
+`KernelSource`."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from tilewright.codegen.emit.cpp_rows import RowPrinter, Sink
 from tilewright.codegen.emit.cpp_types import (
     PACKED,
     constant,
-    inner_shape,
     has_rows,
+    inner_shape,
     packed_weights,
     panel_format,
     storage,
@@ -39,8 +40,12 @@ def environment() -> jinja2.Environment:
     """Templates of all languages; an undefined variable is an error."""
     loader = jinja2.FileSystemLoader(TEMPLATE_ROOT)
     return jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        autoescape=False, keep_trailing_newline=True,
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        keep_trailing_newline=True,
     )
 
 
@@ -52,7 +57,7 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     return KernelSource(spec.symbol, "cpp", PREAMBLE + text)
 
 
-# --- arguments -------------------------------------------------------------------------------------
+# --- arguments ----------------------------------------------------------------------------------
 
 
 def argument_names(body: Graph) -> tuple[str, ...]:
@@ -140,7 +145,7 @@ def _rows_expression(rows: Dim) -> str:
     return f"args.{tree}" if isinstance(tree, str) else str(tree)
 
 
-# --- row kernels -----------------------------------------------------------------------------------
+# --- row kernels --------------------------------------------------------------------------------
 
 
 def _row(spec: KernelSpec) -> Mapping[str, Any]:
@@ -178,7 +183,7 @@ def _includes(body: Graph) -> list[str]:
     return includes
 
 
-# --- contractions ----------------------------------------------------------------------------------
+# --- contractions -------------------------------------------------------------------------------
 
 
 def _contract(spec: KernelSpec) -> Mapping[str, Any]:
@@ -188,18 +193,20 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     k = constant(body.type_of(activation).shape[-1])
     rows = anchors[0].type.shape[0]
     prologue, direct = _prologue(spec, activation, rows)
-    call = (
-        f"k_{spec.symbol}::run(arguments, {_extent(to_json(rows))}, (uint8_t*)workspace->data);"
-    )
+    call = f"k_{spec.symbol}::run(arguments, {_extent(to_json(rows))}, (uint8_t*)workspace->data);"
     schedule = dict(spec.schedule.values)
     names = {"form": ("stream", "slab"), "split": ("rows", "panels")}
-    chosen: dict[str, Any] = {key: names[key][value] if key in names else value
-                              for key, value in schedule.items()}
+    chosen: dict[str, Any] = {
+        key: names[key][value] if key in names else value for key, value in schedule.items()
+    }
     chosen["rows"] = "direct" if direct else ("inline", "phase")[schedule["phase"]]
     order = numerics.scale_order if numerics.scale_order != "none" else "dequantise"
     return {
-        "k": k, "order": order, "segments": numerics.segments,
-        "prologue": "" if direct else prologue, "input_row": direct,
+        "k": k,
+        "order": order,
+        "segments": numerics.segments,
+        "prologue": "" if direct else prologue,
+        "input_row": direct,
         "sections": [_section(spec, nodes, rows) for nodes in _sections(body, anchors)],
         "schedules": [{"max_rows": None, **chosen}],
         "entry": _entry(spec, call),
@@ -238,7 +245,8 @@ def _ancestors(body: Graph, value: str) -> list[str]:
 
 
 def _sections(body: Graph, anchors: list[Node]) -> list[list[Node]]:
-    """Anchors whose results meet in an epilogue share a section: their panels are walked together."""
+    """Anchors whose results meet in an epilogue share a section: their panels are walked
+    together."""
     before = set(_ancestors(body, anchors[0].inputs[0]))
     part = {n.name: i for i, n in enumerate(anchors)}
     for node in body.nodes:
@@ -271,12 +279,23 @@ def _section(spec: KernelSpec, nodes: list[Node], rows: Dim) -> Mapping[str, Any
     loop = ["for (int64_t l = 0; l < {0}; ++l) {{", *("  " + line for line in lines), "}}"]
     full = [line.replace("{0}", "16").replace("{{", "{").replace("}}", "}") for line in loop]
     tail = [line.replace("{0}", "width").replace("{{", "{").replace("}}", "}") for line in loop]
-    text = ["if (width == 16) {", *("  " + s for s in full), "} else {", *("  " + s for s in tail), "}"]
+    text = [
+        "if (width == 16) {",
+        *("  " + s for s in full),
+        "} else {",
+        *("  " + s for s in tail),
+        "}",
+    ]
     return {"n": n, "weights": weights, "epilogue": "\n".join("    " + s for s in text)}
 
 
 def _elementwise(
-    body: Graph, nodes: list[Node], known: dict[str, str], rows: Dim, *, index: tuple[str, ...],
+    body: Graph,
+    nodes: list[Node],
+    known: dict[str, str],
+    rows: Dim,
+    *,
+    index: tuple[str, ...],
     row: str,
 ) -> list[str]:
     """Statements for elementwise nodes at one element; `known` grows by their variables."""
@@ -287,23 +306,25 @@ def _elementwise(
             continue
         if definition.kind is not Kind.ELEMENTWISE or definition.scalar is None:
             raise LowerError(f"{node.op} '{node.name}': is no epilogue: want an elementwise op")
-        operands = {f"operand{i}": known.get(value) or _load(body, value, node, rows, index, row)
-                    for i, value in enumerate(node.inputs)}
+        operands = {
+            f"operand{i}": known.get(value) or _load(body, value, node, rows, index, row)
+            for i, value in enumerate(node.inputs)
+        }
         text = print_scalar(definition.scalar(node.attr, *map(Var, operands)), operands, "cpp")
         known[node.name] = f"t_{node.name}"
         lines.append(f"const float t_{node.name} = {text};")
     return lines
 
 
-def _load(
-    body: Graph, value: str, user: Node, rows: Dim, index: tuple[str, ...], row: str
-) -> str:
+def _load(body: Graph, value: str, user: Node, rows: Dim, index: tuple[str, ...], row: str) -> str:
     """Return the load of an epilogue's operand from memory, broadcast by extents of 1."""
     type_ = body.type_of(value)
     rank = user.type.rank
     shape = inner_shape(type_, rank, rows)
     offset, stride = "", 1
-    for name, extent in zip(reversed(index[len(index) - len(shape):]), reversed(shape), strict=True):
+    for name, extent in zip(
+        reversed(index[len(index) - len(shape) :]), reversed(shape), strict=True
+    ):
         if extent != 1:
             term = name if stride == 1 else f"{name} * {stride}"
             offset = term + (f" + {offset}" if offset else "")
@@ -313,14 +334,14 @@ def _load(
     return storage(type_.dtype).load.format(f"args.{value}[{offset or '0'}]")
 
 
-# --- attention -------------------------------------------------------------------------------------
+# --- attention ----------------------------------------------------------------------------------
 
 
 def _attend(spec: KernelSpec) -> Mapping[str, Any]:
     body = spec.body
     (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
     q, k, v, positions, request_rows, tables = anchor.inputs
-    _, kv_heads, block_size, width = (body.type_of(k).shape)
+    _, kv_heads, block_size, width = body.type_of(k).shape
     heads = constant(anchor.type.shape[1])
     tokens = anchor.type.shape[0]
     stride = _rows_expression(body.type_of(tables).shape[1])
@@ -329,14 +350,21 @@ def _attend(spec: KernelSpec) -> Mapping[str, Any]:
     )
     caches = {"f32": "float32", "bf16": "bfloat16"}
     return {
-        "heads": heads, "kv_heads": kv_heads, "width": width, "block_size": block_size,
-        "chunk": spec.numerics.chunk, "cache": caches[str(body.type_of(k).dtype)],
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "width": width,
+        "block_size": block_size,
+        "chunk": spec.numerics.chunk,
+        "cache": caches[str(body.type_of(k).dtype)],
         "load_q": _load_q(body, q, heads, width, tokens),
         "epilogue": _attend_epilogue(body, anchor, heads, width, tokens),
         "scale": print_scalar_const(float(str(anchor.attr["scale"]))),
-        "positions": f"args.{positions}", "request_rows": f"args.{request_rows}",
-        "block_tables": f"args.{tables}", "table_stride": stride,
-        "k_cache": f"args.{k}", "v_cache": f"args.{v}",
+        "positions": f"args.{positions}",
+        "request_rows": f"args.{request_rows}",
+        "block_tables": f"args.{tables}",
+        "table_stride": stride,
+        "k_cache": f"args.{k}",
+        "v_cache": f"args.{v}",
         "schedules": [{"max_tokens": None, **spec.schedule.values}],
         "entry": _entry(spec, call),
     }
@@ -359,8 +387,12 @@ def _load_q(body: Graph, q: str, heads: int, width: int, tokens: Dim) -> str:
     else:
         load = f"args.{q}[(token * {heads} + head) * {width} + j]"
         value = storage(body.type_of(q).dtype).load.format(load)
-    loop = [f"for (int64_t j = 0; j < {width}; ++j) {{", *("  " + s for s in lines),
-            f"  q[j] = {value};", "}"]
+    loop = [
+        f"for (int64_t j = 0; j < {width}; ++j) {{",
+        *("  " + s for s in lines),
+        f"  q[j] = {value};",
+        "}",
+    ]
     return "\n".join("    " + s for s in loop)
 
 

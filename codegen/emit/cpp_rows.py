@@ -1,7 +1,7 @@
 """Prints a row program as C++: loop nests over the inner shape of one row, in the planned order.
 
-Loops are plain scalar code that compilers vectorise; without associative-math flags that cannot change
-bits. Reductions name their lanes and their tree.
+Loops are plain scalar code that compilers vectorise; without associative-math flags that cannot
+change bits. Reductions name their lanes and their tree.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class RowPrinter:
             lines.append(f"alignas(64) {ctype} {_array(name)}[{length}];")
         if total > MAX_ROW_BYTES:
             raise LowerError(
-                f"row kernel '{self.body.name}': arrays of one row are too large: got {total} bytes, "
-                f"want at most {MAX_ROW_BYTES}"
+                f"row kernel '{self.body.name}': arrays of one row are too large: "
+                f"got {total} bytes, want at most {MAX_ROW_BYTES}"
             )
         return lines
 
@@ -134,10 +134,8 @@ class RowPrinter:
     def _append(self, nest: _Nest, node: Node) -> str:
         """Store an entry in its cache slot: [blocks, heads, block_size, width]."""
         cache, x, slots = node.inputs
-        _, heads, block_size, width = (self.body.type_of(cache).shape)
-        value = storage(self.body.type_of(x).dtype).store.format(
-            self._read(nest, x, 3, node)
-        )
+        _, heads, block_size, width = self.body.type_of(cache).shape
+        value = storage(self.body.type_of(x).dtype).store.format(self._read(nest, x, 3, node))
         head, last = nest.index
         slot = f"args.{slots}[row]"
         block = f"((int64_t)({slot} / {block_size}) * {heads} + {head}) * {block_size}"
@@ -191,14 +189,18 @@ class RowPrinter:
             shape = tuple(constant(d) for d in type_.shape[1:])
         else:
             shape = inner_shape(type_, rank, self.rows)
-        used = index[len(index) - len(shape):] if shape else ()
+        used = index[len(index) - len(shape) :] if shape else ()
         offset = _offset(used, shape)
         root = self._root(value)
         if root in self.inside:
             return f"{_array(root)}[{offset}]"
         if value in self.packed:
             raise LowerError(f"weight '{value}': is packed in panels: want a plain operand")
-        base = f"{row} * {constant(product(shape))} + " if self._rowwise(value, type_, rank, row) else ""
+        base = (
+            f"{row} * {constant(product(shape))} + "
+            if self._rowwise(value, type_, rank, row)
+            else ""
+        )
         return storage(type_.dtype).load.format(f"args.{root}[{base}{offset}]")
 
     def _rowwise(self, value: str, type_: TensorType, rank: int, row: str) -> bool:
@@ -221,19 +223,29 @@ class RowPrinter:
         value = self._read(state, node.inputs[0], self.body.type_of(node.inputs[0]).rank, node)
         body = [*state.lines, step.format("lane[l]", value)]
         full, tail = width // lanes * lanes, width % lanes
-        lines = [f"float lane[{lanes}];",
-                 f"for (int l = 0; l < {lanes}; ++l) lane[l] = {start};"]
+        lines = [f"float lane[{lanes}];", f"for (int l = 0; l < {lanes}; ++l) lane[l] = {start};"]
         if full:
-            lines += [f"for (int64_t j = 0; j < {full}; j += {lanes})",
-                      f"  for (int l = 0; l < {lanes}; ++l) {{", *("    " + b for b in body), "  }"]
+            lines += [
+                f"for (int64_t j = 0; j < {full}; j += {lanes})",
+                f"  for (int l = 0; l < {lanes}; ++l) {{",
+                *("    " + b for b in body),
+                "  }",
+            ]
         if tail:
-            lines += ["{", f"  const int64_t j = {full};",
-                      f"  for (int l = 0; l < {tail}; ++l) {{", *("    " + b for b in body), "  }",
-                      "}"]
+            lines += [
+                "{",
+                f"  const int64_t j = {full};",
+                f"  for (int l = 0; l < {tail}; ++l) {{",
+                *("    " + b for b in body),
+                "  }",
+                "}",
+            ]
         stride = lanes // 2
         while stride:
-            lines.append(f"for (int l = 0; l < {stride}; ++l) "
-                         + step.format("lane[l]", f"lane[l + {stride}]"))
+            lines.append(
+                f"for (int l = 0; l < {stride}; ++l) "
+                + step.format("lane[l]", f"lane[l + {stride}]")
+            )
             stride //= 2
         offset = _offset(tuple(f"i{axis}" for axis in range(len(outer))), tuple(outer))
         lines.append(f"{_array(node.name)}[{offset}] = lane[0];")
@@ -261,10 +273,15 @@ class RowPrinter:
             at = f"({_offset(index, tuple(outer))}) * {count}"
             indices, values = f"int32_t other[{count}];", f"float other[{count}];"
             target = self._result(node)
-            pair = (f"{target} + {at}", "other") if node.op == "top_k_indices" else (
-                "other", f"{target} + {at}")
-            lines = [values if node.op == "top_k_indices" else indices,
-                     f"tw_top_k_row({source}, {width}, {count}, {pair[0]}, {pair[1]});"]
+            pair = (
+                (f"{target} + {at}", "other")
+                if node.op == "top_k_indices"
+                else ("other", f"{target} + {at}")
+            )
+            lines = [
+                values if node.op == "top_k_indices" else indices,
+                f"tw_top_k_row({source}, {width}, {count}, {pair[0]}, {pair[1]});",
+            ]
         return _looped(["{", *("  " + line for line in lines), "}"], outer)
 
     def _row_of(self, value: str) -> tuple[int, ...]:
@@ -278,7 +295,9 @@ class RowPrinter:
         if root in self.inside:
             return f"{_array(root)} + {start}"
         if self.body.type_of(root).dtype.name != "f32":
-            raise LowerError(f"select '{value}': got {self.body.type_of(root).dtype}, want f32 rows")
+            raise LowerError(
+                f"select '{value}': got {self.body.type_of(root).dtype}, want f32 rows"
+            )
         return f"args.{root} + row * {constant(product(shape))} + {start}"
 
     def _result(self, node: Node) -> str:
@@ -287,8 +306,10 @@ class RowPrinter:
             if node.name in self.sinks:
                 raise LowerError(f"{node.op} '{node.name}': is read here and elsewhere: want one")
             return _array(node.name)
-        return f"(args.{self.sinks[node.name].target} + row * "\
+        return (
+            f"(args.{self.sinks[node.name].target} + row * "
             f"{constant(product(self.shape_of(node)))})"
+        )
 
     def _embedding(self, node: Node) -> list[str]:
         ids, table = node.inputs
@@ -298,7 +319,7 @@ class RowPrinter:
         lines = [
             f"const int64_t id = args.{ids}[row];",
             f"if (id < 0 || id >= {rows}) for (int64_t j = 0; j < {width}; ++j) "
-            f"{array}[j] = __builtin_nanf(\"\");",
+            f'{array}[j] = __builtin_nanf("");',
             f"else tw_row_{panel_format(type_.dtype)}(args.{table}, id, {width}, {array});",
         ]
         sink = self.sinks.get(node.name)

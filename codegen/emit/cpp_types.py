@@ -29,14 +29,22 @@ _STORAGE = {
     "i32": Storage("int32_t", "((float){0})", "((int32_t){0})", "kDLInt", 32),
 }
 PACKED = Storage("uint8_t", "", "", "kDLUInt", 8)
-PANEL_FORMATS = {"f32": "f32", "f16": "f16", "bf16": "bf16", "q4_1": "q4_1", "q8_0": "q8_0",
-                 "q8_g16": "q8s16"}
+PANEL_FORMATS = {
+    "f32": "f32",
+    "f16": "f16",
+    "bf16": "bf16",
+    "q4_1": "q4_1",
+    "q8_0": "q8_0",
+    "q8_g16": "q8s16",
+}
 
 
 def storage(dtype: DType | BlockFormat) -> Storage:
     """Return how elements of `dtype` lie in memory; raise LowerError for one without C++ form."""
     if isinstance(dtype, BlockFormat) or dtype.name not in _STORAGE:
-        raise LowerError(f"element type '{dtype}': has no plain C++ form: have {', '.join(_STORAGE)}")
+        raise LowerError(
+            f"element type '{dtype}': has no plain C++ form: have {', '.join(_STORAGE)}"
+        )
     return _STORAGE[dtype.name]
 
 

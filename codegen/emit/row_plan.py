@@ -1,8 +1,8 @@
 """Row programs: in which loop nest each node of a row body is computed, and what needs an array.
 
-A row body computes, for one leading index, every node over its inner shape. Nodes of one inner shape
-whose operands are ready share a nest; a reduction ends one; what a later nest reads is kept in an array.
-Recomputing or keeping a value cannot change its bits.
+A row body computes, for one leading index, every node over its inner shape. Nodes of one inner
+shape whose operands are ready share a nest; a reduction ends one; what a later nest reads is kept
+in an array. Recomputing or keeping a value cannot change its bits.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.codegen.emit.cpp_types import inner_shape
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.ops.layout import VIEWS
-from tilewright.codegen.emit.cpp_types import inner_shape
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,11 @@ class RowPlanner:
     def _nests(self, arrays: frozenset[str]) -> list[Nest]:
         found: dict[tuple[int, str, tuple[int, ...], str, str], list[str]] = {}
         for node in self.nodes:
-            if node.op in VIEWS or node.op == "gather_rows" and node.name not in arrays | self.sinks:
+            if (
+                node.op in VIEWS
+                or node.op == "gather_rows"
+                and node.name not in arrays | self.sinks
+            ):
                 continue
             stage = self.stage[node.name]
             if _is(node, Kind.REDUCE):

@@ -1,8 +1,8 @@
 """Fusion: generic rules join nodes into groups that one kernel computes.
 
-Rules look at op kinds, shapes and edges, never at names, and walk nodes in canonical order, so a graph
-whose nodes were permuted or renamed fuses alike. A merge is taken only where it saves a stored value.
-Casts stay where the model put them.
+Rules look at op kinds, shapes and edges, never at names, and walk nodes in canonical order, so a
+graph whose nodes were permuted or renamed fuses alike. A merge is taken only where it saves a
+stored value. Casts stay where the model put them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _epilogue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
 
 
 def _same_rows(p: Partition, ids: frozenset[int]) -> bool:
-    """Say whether row kernels of these groups could be one: equal rows, values read at their own row."""
+    """Say whether row kernels of these groups could be one: equal rows, values read at their own
+    row."""
     nodes = [p.graph.node[name] for name in p.joined(ids)]
     extents = {row_extent(p.graph, n) for n in nodes}
     if len(extents) != 1 or None in extents:
@@ -160,8 +161,9 @@ def _contract_prologue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     if target is None or not all(_is(n, *_PROLOGUE_KINDS) for n in p.nodes(gid)):
         return
     (value,) = p.stored(p.members[gid])
-    uses = [(n, i) for n in p.nodes(target) for i, name in enumerate(n.inputs)
-            if p.root(name) == value]
+    uses = [
+        (n, i) for n in p.nodes(target) for i, name in enumerate(n.inputs) if p.root(name) == value
+    ]
     as_activation = all(_is(n, Kind.CONTRACT) and i == 0 for n, i in uses)
     matrix = all(p.graph.type_of(n.inputs[0]).rank == 2 for n, _ in uses)
     if as_activation and matrix and all(_views_keep_rows(p, n.inputs[0]) for n, _ in uses):
@@ -175,8 +177,11 @@ def _attend_prologue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
         return
     (value,) = p.stored(p.members[gid])
     rank3 = all(n.type.shape == p.graph.type_of(value).shape for n in p.nodes(gid))
-    if rank3 and all(n.inputs.index(value) == 0 and n.inputs.count(value) == 1
-                     for n in p.nodes(target) if value in n.inputs):
+    if rank3 and all(
+        n.inputs.index(value) == 0 and n.inputs.count(value) == 1
+        for n in p.nodes(target)
+        if value in n.inputs
+    ):
         if any(value in n.inputs for n in p.nodes(target) if _is(n, Kind.ATTEND)):
             yield frozenset((gid, target))
 

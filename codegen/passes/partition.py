@@ -1,4 +1,5 @@
-"""The partition under construction: groups of nodes, their edges, and merges that keep them acyclic.
+"""The partition under construction: groups of nodes, their edges, and merges that keep them
+acyclic.
 
 Views keep a buffer as it is, so they belong to no group and edges pass through them.
 """
@@ -39,7 +40,9 @@ class Partition:
                 gid = self.index[node.name]
                 self.group[node.name], self.members[gid] = gid, (node.name,)
         self.readers = self._readers()
-        self._kinds = {gid: (kind_of(graph.node[names[0]]),) for gid, names in self.members.items()}
+        self._kinds: dict[int, tuple[str, ...]] = {
+            gid: (kind_of(graph.node[names[0]]),) for gid, names in self.members.items()
+        }
 
     def root(self, value: str) -> str:
         """The value whose buffer `value` is a view of, itself for all others."""

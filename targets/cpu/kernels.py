@@ -22,7 +22,7 @@ def _bound(extent: Dim, bounds: Mapping[str, int]) -> int:
     return evaluate(extent, bounds)
 
 
-# --- row kernels -----------------------------------------------------------------------------------
+# --- row kernels --------------------------------------------------------------------------------
 
 
 def _accepts_row(body: Graph) -> str | None:
@@ -37,7 +37,7 @@ def _row_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule
     return tuple(Schedule.of(rows_per_item=n) for n in choices)
 
 
-# --- contractions ----------------------------------------------------------------------------------
+# --- contractions -------------------------------------------------------------------------------
 
 
 def _accepts_contract(body: Graph) -> str | None:
@@ -62,30 +62,48 @@ _SLAB = {"form": 1, "prefetch": 0, "phase": 1}
 
 
 def _stream(rows: int, row_tile: int, panel_tile: int, per_item: int, prefetch: int) -> Schedule:
-    return Schedule.of(**{
-        **_STREAM, "row_tile": min(row_tile, max(rows, 1)), "panel_tile": panel_tile,
-        "panels_per_item": per_item, "prefetch": prefetch,
-    })
+    return Schedule.of(
+        **{
+            **_STREAM,
+            "row_tile": min(row_tile, max(rows, 1)),
+            "panel_tile": panel_tile,
+            "panels_per_item": per_item,
+            "prefetch": prefetch,
+        }
+    )
 
 
-def _slab(row_tile: int, panel_tile: int, per_item: int, row_block: int, k_block: int,
-          split: int) -> Schedule:
-    return Schedule.of(**_SLAB, row_tile=row_tile, panel_tile=panel_tile, panels_per_item=per_item,
-                       row_block=row_block, k_block=k_block, split=split)
+def _slab(
+    row_tile: int, panel_tile: int, per_item: int, row_block: int, k_block: int, split: int
+) -> Schedule:
+    return Schedule.of(
+        **_SLAB,
+        row_tile=row_tile,
+        panel_tile=panel_tile,
+        panels_per_item=per_item,
+        row_block=row_block,
+        k_block=k_block,
+        split=split,
+    )
 
 
 def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
     """Streaming forms for few rows, slabs of decoded weights for many; all give the same bits."""
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
-        for tile in (1, 2, 4) if tile == 1 or rows > 1
-        for panels in (2, 1, 4) for per_item in (4, 8, 16) for prefetch in (0, 512)
+        for tile in (1, 2, 4)
+        if tile == 1 or rows > 1
+        for panels in (2, 1, 4)
+        for per_item in (4, 8, 16)
+        for prefetch in (0, 512)
         if per_item % panels == 0
     ]
     slabs = [
         _slab(6, 1, per_item, row_block, k_block, split)
-        for row_block in (48, 96, 24) for k_block in (256, 128, 512)
-        for per_item in (4, 8) for split in (1, 0)
+        for row_block in (48, 96, 24)
+        for k_block in (256, 128, 512)
+        for per_item in (4, 8)
+        for split in (1, 0)
     ]
     ordered = streams if rows <= 4 else [*slabs, *streams] if rows > 16 else [*streams, *slabs]
     return tuple(dict.fromkeys(ordered))
@@ -118,7 +136,7 @@ def _group(type_: TensorType) -> int:
     return type_.dtype.block[1] if isinstance(type_.dtype, BlockFormat) else 1
 
 
-# --- attention -------------------------------------------------------------------------------------
+# --- attention ----------------------------------------------------------------------------------
 
 
 def _accepts_attend(body: Graph) -> str | None:
@@ -135,7 +153,9 @@ def _attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sched
     tiles = (1, 2, 4) if rows <= 4 else (16, 8, 32, 4)
     found = [
         Schedule.of(**base, tile_tokens=tile, register_rows=registers, split_units=split)
-        for tile in tiles for registers in (4, 3, 6) for split in (0, 1, 4)
+        for tile in tiles
+        for registers in (4, 3, 6)
+        for split in (0, 1, 4)
     ]
     return tuple(dict.fromkeys(found))
 
@@ -174,9 +194,16 @@ def _no_scratch(
 
 
 KERNELS = (
-    KernelTemplate("contract", "contract", "cpp/contract.cpp.j2", _accepts_contract,
-                   _contract_schedules, contract_scratch),
-    KernelTemplate("attend", "attend", "cpp/attend.cpp.j2", _accepts_attend,
-                   _attend_schedules, attend_scratch),
+    KernelTemplate(
+        "contract",
+        "contract",
+        "cpp/contract.cpp.j2",
+        _accepts_contract,
+        _contract_schedules,
+        contract_scratch,
+    ),
+    KernelTemplate(
+        "attend", "attend", "cpp/attend.cpp.j2", _accepts_attend, _attend_schedules, attend_scratch
+    ),
     KernelTemplate("row", "row", "cpp/row.cpp.j2", _accepts_row, _row_schedules, _no_scratch),
 )

@@ -10,18 +10,30 @@ from tilewright.codegen.target import Target
 from tilewright.graph.errors import TargetError
 from tilewright.targets.cpu.kernels import KERNELS
 
-# Contraction is explicit, so the compiler must never form or split a fused multiply-add. Neither errno
-# nor traps are read, and neither flag below can change a result.
+# Contraction is explicit, so the compiler must never form or split a fused multiply-add. Neither
+# errno nor traps are read, and neither flag below can change a result.
 COMMON_FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-trapping-math", "-fno-exceptions", "-fno-rtti", "-w",
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-w",
 )
 _V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 
 def _variant(
-    variant: str, machine: str, features: tuple[str, ...], march: tuple[str, ...], flops: float,
+    variant: str,
+    machine: str,
+    features: tuple[str, ...],
+    march: tuple[str, ...],
+    flops: float,
     invariance: str = "proven",
 ) -> Target:
     return Target(
@@ -49,8 +61,11 @@ VARIANTS: Mapping[str, Target] = {
         _variant("x86-64-v3", "x86_64", _V3, ("-march=x86-64-v3",), 96e9),
         _variant("x86-64-v4", "x86_64", _V4, ("-march=x86-64-v4",), 150e9),
         _variant(
-            "x86-64-v4-bf16", "x86_64", (*_V4, "avx512_bf16"),
-            ("-march=x86-64-v4", "-mavx512bf16"), 150e9,
+            "x86-64-v4-bf16",
+            "x86_64",
+            (*_V4, "avx512_bf16"),
+            ("-march=x86-64-v4", "-mavx512bf16"),
+            150e9,
         ),
         _variant("aarch64", "aarch64", ("asimd",), ("-march=armv8.2-a",), 40e9, "unproven"),
     )
@@ -58,7 +73,8 @@ VARIANTS: Mapping[str, Target] = {
 
 
 def cpu_target(variant: str | None = None) -> Target:
-    """Return a variant by name, or the best this machine can run; TargetError lists the known ones."""
+    """Return a variant by name, or the best this machine can run; TargetError lists the known
+    ones."""
     if variant is None:
         return VARIANTS[host_variant()]
     if variant not in VARIANTS:

@@ -49,8 +49,11 @@ class CppToolchain:
         """Compile one source; its headers lie beside it."""
         import tvm_ffi.libinfo
 
-        includes = [source.parent, Path(tvm_ffi.libinfo.find_include_path()),
-                    Path(tvm_ffi.libinfo.find_dlpack_include_path())]
+        includes = [
+            source.parent,
+            Path(tvm_ffi.libinfo.find_include_path()),
+            Path(tvm_ffi.libinfo.find_dlpack_include_path()),
+        ]
         flags = [f"-I{path}" for path in includes]
         self._run([*self.target.flags, *flags, "-c", str(source), "-o", str(output)], source.stem)
 
@@ -74,7 +77,8 @@ class CppToolchain:
         )
         if done.returncode:
             lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [
-                done.stderr.strip() or f"exit code {done.returncode}"]
+                done.stderr.strip() or f"exit code {done.returncode}"
+            ]
             raise TargetError(f"kernel '{what}': the C++ compiler failed: {lines[0][:500]}")
         return done.stdout
 
