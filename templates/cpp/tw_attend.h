@@ -5,7 +5,8 @@
 // (m, l, o) = (maximum, sum of weights, weighted values), and units are folded in order, starting with the
 // first: m = max(m1, m2), x = x1 * exp(m1 - m) + x2 * exp(m2 - m) for l and o. The result is o / l.
 // A work item is (tile of tokens of one request, kv head, range of units). If a tile has several ranges, every
-// unit leaves its (m, l, o) in the workspace and a second pass folds them, in the same order.
+// unit leaves its (m, l, o) in the workspace and a second pass folds them, in the same order. A token with a
+// negative position (padding) sees nothing and gives zeros.
 //
 // A translation unit defines
 //   struct Problem    HEADS, KV_HEADS, WIDTH, BLOCK_SIZE, CHUNK; types args, cache (float or uint16_t = bf16);
@@ -15,6 +16,8 @@
 // and calls tw::attend<Problem, REGISTER_ROWS>(args, num_tokens, schedule, workspace). Neither REGISTER_ROWS (rows
 // of a register tile) nor a field of the schedule can change a result bit.
 #pragma once
+#include <initializer_list>
+
 #include "tw_attend_tile.h"
 
 namespace tw {
@@ -48,10 +51,12 @@ struct attend_sizes {
   static constexpr int64_t KEYS = P::WIDTH * STRIDE, VALUES = STRIDE * COLUMNS;
   static constexpr int64_t PARTIAL_BYTES = PARTIAL * 4;
 
-  // Per row: q, scores, o, seven numbers; per thread: keys, values, offsets.
-  static constexpr int64_t rows(const attend_schedule& s) { return (s.tile_tokens * GROUP + 15) / 16 * 16; }
+  static constexpr int64_t up(int64_t count) { return (count + 15) / 16 * 16; }
+  static constexpr int64_t rows(const attend_schedule& s) { return s.tile_tokens * GROUP; }
+  // q, scores, o and seven numbers of each row; keys, values and offsets of a unit.
   static constexpr int64_t thread_bytes(const attend_schedule& s) {
-    return (rows(s) * (P::WIDTH + STRIDE + COLUMNS + 7) + KEYS + VALUES) * 4 + STRIDE * 8;
+    const int64_t of_rows = up(rows(s) * P::WIDTH) + rows(s) * (STRIDE + COLUMNS) + 7 * up(rows(s));
+    return (of_rows + KEYS + VALUES) * 4 + STRIDE * 8;
   }
   static constexpr int64_t tile_bytes(int64_t num_tokens) {
     return (num_tokens * (int64_t)sizeof(attend_tile) + 63) / 64 * 64;
@@ -102,13 +107,13 @@ struct attend_launch {
       p += count;
       return start;
     };
-    s.q = take(rows * P::WIDTH);
+    s.q = take(Z::up(rows * P::WIDTH));
     s.keys = take(Z::KEYS);
     s.values = take(Z::VALUES);
     s.scores = take(rows * Z::STRIDE);
     s.out = take(rows * Z::COLUMNS);
-    for (float** row : {&s.running_m, &s.running_l, &s.unit_m, &s.unit_l, &s.keep, &s.gain}) *row = take(rows);
-    s.visible = (int*)take(rows);
+    for (float** row : {&s.running_m, &s.running_l, &s.unit_m, &s.unit_l, &s.keep, &s.gain}) *row = take(Z::up(rows));
+    s.visible = (int*)take(Z::up(rows));
     s.offset = (int64_t*)p;
     return s;
   }
@@ -162,17 +167,14 @@ struct attend_launch {
     int64_t low = 0, high = num_tiles;
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
-      if (tiles[tile_at(middle)].first_item <= item)
-        low = middle;
-      else
-        high = middle;
+      (tiles[tile_at(middle)].first_item <= item ? low : high) = middle;
     }
     return low;
   }
 
   float* partial(const attend_tile& tile, int64_t unit, int64_t kv_head) const {
-    const int64_t rows = tile.count * Z::GROUP;
-    return partials + (tile.first_partial + (unit * P::KV_HEADS + kv_head) * rows) * Z::PARTIAL;
+    const int64_t before = (unit * P::KV_HEADS + kv_head) * tile.count * Z::GROUP;
+    return partials + (tile.first_partial + before) * Z::PARTIAL;
   }
 
   // ---- One unit of one tile.
@@ -232,8 +234,7 @@ struct attend_launch {
         score_rows<R, P::WIDTH, Z::STRIDE>(s.q + first * P::WIDTH, s.keys, round_up(most, 16), P::scale(*args),
                                            s.scores + first * Z::STRIDE);
     });
-    for (int r = 0; r < rows; ++r)
-      if (s.visible[r] > 0) weigh_row(s.scores + r * Z::STRIDE, s.visible[r], s.unit_m + r, s.unit_l + r);
+    weigh_rows<Z::STRIDE>(s.scores, s.visible, rows, s.unit_m, s.unit_l);
   }
 
   // The fold of l, and the factors that the fold of o uses.

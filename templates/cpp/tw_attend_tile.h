@@ -194,19 +194,34 @@ static TW_SHARED void score_rows(const float* q, const float* keys, int count, f
 // A row that has seen only -inf so far has maximum -inf; its weights are exp(-inf - 0) = 0, not exp(NaN).
 static TW_INLINE float finite_shift(float maximum) { return maximum == -__builtin_inff() ? 0.0f : maximum; }
 
-// Scores of a row become weights in place; positions from `visible` to the next multiple of 16 weigh 0.
-static TW_SHARED void weigh_row(float* scores, int visible, float* maximum, float* total) {
-  const int padded = round_up(visible, 16);
-  for (int j = visible; j < padded; ++j) scores[j] = -__builtin_inff();
-  v16 top = load(scores);
-  for (int j = 16; j < padded; j += 16) top = max(load(scores + j), top);
-  *maximum = largest_lane(top);
-  const float shift = finite_shift(*maximum);
-  for (int j = 0; j < padded; ++j) scores[j] = tw_exp(scores[j] - shift);
-  for (int j = visible; j < padded; ++j) scores[j] = 0.0f;
-  v16 lanes = load(scores);
-  for (int j = 16; j < padded; j += 16) lanes = add(lanes, load(scores + j));
-  *total = sum_lanes(lanes);
+// Scores become weights in place; positions from `visible` to the next multiple of 16 weigh 0, and rows that
+// see nothing are left alone. Three passes over the rows: in one, each step would wait for the one before.
+template <int STRIDE>
+static TW_SHARED void weigh_rows(float* scores, const int* visible, int rows, float* maximum, float* total) {
+  for (int r = 0; r < rows; ++r) {
+    float* row = scores + r * STRIDE;
+    const int padded = round_up(visible[r], 16);
+    if (padded == 0) continue;
+    for (int j = visible[r]; j < padded; ++j) row[j] = -__builtin_inff();
+    v16 top = load(row);
+    for (int j = 16; j < padded; j += 16) top = max(load(row + j), top);
+    maximum[r] = largest_lane(top);
+  }
+  for (int r = 0; r < rows; ++r) {
+    float* row = scores + r * STRIDE;
+    const int padded = round_up(visible[r], 16);
+    const float shift = finite_shift(maximum[r]);
+    for (int j = 0; j < padded; ++j) row[j] = tw_exp(row[j] - shift);
+    for (int j = visible[r]; j < padded; ++j) row[j] = 0.0f;
+  }
+  for (int r = 0; r < rows; ++r) {
+    const float* row = scores + r * STRIDE;
+    const int padded = round_up(visible[r], 16);
+    if (padded == 0) continue;
+    v16 lanes = load(row);
+    for (int j = 16; j < padded; j += 16) lanes = add(lanes, load(row + j));
+    total[r] = sum_lanes(lanes);
+  }
 }
 
 // Where the values of a unit are: staged fp32 rows, or the rows of the cache itself, which lie side by side

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from tilewright.graph.ops import op_def
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpp"
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
