@@ -131,8 +131,9 @@ def _context(wanted: int | None, limit: int) -> int:
         return limit
     if wanted > limit:
         raise VerifyError(
-            f"setting 'max_context': longer than the model's own: got {wanted}, want at most
-        {limit}" )
+            f"setting 'max_context': longer than the model's own: got {wanted}, "
+            f"want at most {limit}"
+        )
     return wanted
 
 
