@@ -48,6 +48,13 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
+@pytest.fixture(scope="session")
+def kernel_cache(pytestconfig: pytest.Config) -> Path:
+    """Folder of compiled kernels that all tests share, kept between runs: entries go by content."""
+    assert pytestconfig.cache is not None
+    return pytestconfig.cache.mkdir("kernels")
+
+
 Golden = Callable[[str], None]
 
 

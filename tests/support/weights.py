@@ -1,0 +1,76 @@
+"""Random weights in every storage format, without files."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tilewright.codegen.pack_cpu import Unpacked
+from tilewright.graph import Graph, TensorType
+from tilewright.graph.types import ElementType
+
+
+class RandomWeights:
+    """Tensors of a graph, drawn by name: what the packer reads and what the reference computes with.
+
+    `spread`: values are scaled by 2^e with e uniform in +-spread, column by column.
+    """
+
+    def __init__(self, graph: Graph, *, seed: int = 0, spread: int = 0) -> None:
+        self._types = {w.name: w.type for w in graph.weights if w.expr.kind == "tensor"}
+        self._seed, self._spread = seed, spread
+
+    def unpacked(self, name: str, dtype: ElementType) -> Unpacked:
+        return self._all[name]
+
+    @cached_property
+    def _all(self) -> dict[str, Unpacked]:
+        return {name: self._draw(name, type_) for name, type_ in self._types.items()}
+
+    def _draw(self, name: str, type_: TensorType) -> Unpacked:
+        key = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
+        r = np.random.default_rng(int.from_bytes(key[:8], "little"))
+        shape = tuple(int(d) for d in type_.shape)
+        scale = float(shape[-1]) ** -0.5 if len(shape) > 1 else 1.0
+        exponents = r.integers(-self._spread, self._spread + 1, shape[-1])
+        match type_.dtype.name:
+            case "q8_0":
+                d = (r.uniform(0.5, 1.0, _groups(shape, 32)) * scale / 64).astype(np.float16)
+                return Unpacked(codes=r.integers(-127, 128, shape).astype(np.int8), d=d)
+            case "q4_1":
+                d = (r.uniform(0.5, 1.0, _groups(shape, 32)) * scale / 4).astype(np.float16)
+                m = (d * np.float16(-7.5)).astype(np.float16)
+                return Unpacked(codes=r.integers(0, 16, shape).astype(np.uint8), d=d, m=m)
+        values = r.standard_normal(shape) * scale * np.exp2(exponents)
+        values = values + (1.0 if len(shape) == 1 and "norm" in name else 0.0)
+        tensor = torch.from_numpy(values.astype(np.float32))
+        match type_.dtype.name:
+            case "bf16":
+                return Unpacked(values=tensor.bfloat16().view(torch.uint16).numpy())
+            case "f16":
+                return Unpacked(values=tensor.half().numpy())
+        return Unpacked(values=tensor.numpy())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The values of every weight, fp32."""
+        return {name: torch.from_numpy(_values(raw)) for name, raw in self._all.items()}
+
+
+def _groups(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return (shape[0], shape[1] // size)
+
+
+def _values(raw: Unpacked) -> NDArray[np.float32]:
+    if raw.values is not None:
+        if raw.values.dtype == np.uint16:
+            bits = raw.values.astype(np.uint32) << 16
+            return bits.view(np.float32)
+        return raw.values.astype(np.float32)
+    assert raw.codes is not None and raw.d is not None
+    group = raw.codes.shape[1] // raw.d.shape[1]
+    values = raw.codes.astype(np.float32) * raw.d.astype(np.float32).repeat(group, 1)
+    return values if raw.m is None else values + raw.m.astype(np.float32).repeat(group, 1)
