@@ -271,17 +271,17 @@ class RowPrinter:
         else:
             count = int(str(node.attr["k"]))
             at = f"({_offset(index, tuple(outer))}) * {count}"
-            indices, values = f"int32_t other[{count}];", f"float other[{count}];"
-            target = self._result(node)
-            pair = (
-                (f"{target} + {at}", "other")
-                if node.op == "top_k_indices"
-                else ("other", f"{target} + {at}")
-            )
-            lines = [
-                values if node.op == "top_k_indices" else indices,
-                f"tw_top_k_row({source}, {width}, {count}, {pair[0]}, {pair[1]});",
+            target = f"{self._result(node)} + {at}"
+            scratch = [
+                f"const int64_t bytes = tw_top_k_bytes({count});",
+                "alignas(64) uint8_t scratch[bytes > 0 ? bytes : 1];",
             ]
+            if node.op == "top_k_indices":
+                call = f"{source}, {width}, {count}, {target}, nullptr, scratch"
+            else:
+                scratch.insert(0, f"int32_t indices[{count}];")
+                call = f"{source}, {width}, {count}, indices, {target}, scratch"
+            lines = [*scratch, f"tw_top_k_row({call});"]
         return _looped(["{", *("  " + line for line in lines), "}"], outer)
 
     def _row_of(self, value: str) -> tuple[int, ...]:

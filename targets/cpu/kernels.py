@@ -149,13 +149,14 @@ def _accepts_attend(body: Graph) -> str | None:
 
 
 def _attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    base = {"partial_bytes": 1 << 20, "paired": 0, "prefetch": 0, "inline_units": 1}
-    tiles = (1, 2, 4) if rows <= 4 else (16, 8, 32, 4)
+    """Few tokens split a long context over the threads; many are tiled. 6 rows fill AVX2's registers."""
+    base = {"partial_bytes": 1 << 20, "paired": 0, "prefetch": 0, "inline_units": 3}
+    tiles, splits = ((1, 4), (4, 0, 8, 1)) if rows <= 16 else ((32, 16, 64, 8), (0, 4))
     found = [
         Schedule.of(**base, tile_tokens=tile, register_rows=registers, split_units=split)
+        for registers in (6, 4, 3)
         for tile in tiles
-        for registers in (4, 3, 6)
-        for split in (0, 1, 4)
+        for split in splits
     ]
     return tuple(dict.fromkeys(found))
 
