@@ -149,7 +149,7 @@ def _accepts_attend(body: Graph) -> str | None:
 
 
 def _attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    """Few tokens split a long context over the threads; many are tiled. 6 rows fill AVX2's registers."""
+    """Few tokens split a long context over threads; many are tiled. 6 rows fill AVX2 registers."""
     base = {"partial_bytes": 1 << 20, "paired": 0, "prefetch": 0, "inline_units": 3}
     tiles, splits = ((1, 4), (4, 0, 8, 1)) if rows <= 16 else ((32, 16, 64, 8), (0, 4))
     found = [
