@@ -306,7 +306,7 @@ class Engine:
         finally:
             for each in submitted:
                 self.abort(each.id)
-        return [self._output(each) for each in submitted]
+        return [self.output(each) for each in submitted]
 
     def stream(
         self,
@@ -359,7 +359,8 @@ class Engine:
         }
         return render_chat(messages, self.model, special)
 
-    def _output(self, submitted: Submitted) -> RequestOutput:
+    def output(self, submitted: Submitted) -> RequestOutput:
+        """Return what a submitted request has given so far: all of it once its samples finished."""
         samples = tuple(s.output() for s in submitted.samples)
         first = submitted.samples[0]
         wanted = first.rules.params.prompt_logprobs is not None

@@ -1,0 +1,109 @@
+"""`compile-model MODEL -o DIR`: from a model to an artifact, with progress and a summary."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewright.tools.commands import options
+
+if TYPE_CHECKING:
+    from tilewright.codegen.compile import CompileReport
+    from tilewright.tools.commands.job import Asked, Resolved
+    from tilewright.tools.progress import StageBars
+
+
+def compile_model(
+    model: options.Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
+    target: options.TargetName = "cpu",
+    mode: options.ModeName = options.Mode.deterministic,
+    dtype: options.DtypeName = options.Dtype.auto,
+    tune: Annotated[bool, typer.Option("--tune", help="Measure kernels without record.")] = False,
+    max_context: options.MaxContext = None,
+    max_tokens_per_step: options.MaxTokensPerStep = 512,
+    jobs: options.Jobs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compile a model into an artifact: kernels, weights, plan and tokenizer in one directory."""
+    from tilewright.tools.commands.job import Asked
+    from tilewright.tools.progress import StageBars
+
+    start = time.perf_counter()
+    asked = Asked(
+        model=model, target=target, mode=mode.value, dtype=dtype.value, max_context=max_context,
+        max_tokens_per_step=max_tokens_per_step, jobs=jobs,
+    )  # fmt: skip
+    with StageBars(visible=not as_json) as bars:
+        report, found = _compile(asked, output, tune, bars)
+    summary = summarise(report, found, time.perf_counter() - start)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _print_summary(summary)
+
+
+def _compile(
+    asked: Asked, output: Path, tune: bool, bars: StageBars
+) -> tuple[CompileReport, Resolved]:
+    from tilewright.codegen.compile import compile_graph, refuse_foreign
+    from tilewright.tools.commands.job import make_job, open_model, resolve_asked
+    from tilewright.tools.measure import CpuMeasure
+
+    refuse_foreign(output)
+    found = resolve_asked(asked)
+    prepared = open_model(asked)
+    measure = CpuMeasure(found.target, found.toolchain, found.flags.cache, jobs=found.jobs,
+                         progress=bars) if tune else None  # fmt: skip
+    return compile_graph(make_job(prepared, found, measure), output, bars), found
+
+
+def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[str, Any]:
+    """Return what was made, as plain JSON data. Launches are those of one step."""
+    from tilewright.runtime.load import read_manifest
+
+    manifest = read_manifest(report.path)
+    layers = {}
+    for launch in manifest.buckets[0].launches:
+        parts = launch.group.split(".")
+        if parts[0] == "layers" and len(parts) > 1:
+            layers[parts[1]] = layers.get(parts[1], 0) + 1
+    return {
+        "path": str(report.path),
+        "kernels": report.num_kernels,
+        "kernels_compiled": report.num_compiled,
+        "launches_per_step": report.num_launches,
+        "launches_per_layer": max(layers.values(), default=0),
+        "weights_bytes": report.weights_bytes,
+        "dtype": manifest.dtype,
+        "mode": manifest.mode,
+        "target": manifest.target.variant,
+        "numerics_digest": report.numerics_digest,
+        "tuning": {"found": found.records.num_found, "measured": found.records.num_measured},
+        "seconds": round(seconds, 3),
+    }
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    compiled, total = summary["kernels_compiled"], summary["kernels"]
+    rows = (
+        ("artifact", summary["path"]),
+        ("kernels", f"{total} ({compiled} objects compiled, the others from the cache)"),
+        ("launches", f"{summary['launches_per_step']} a step, "
+                     f"{summary['launches_per_layer']} a layer"),
+        ("weights", f"{summary['weights_bytes'] / 1e6:.1f} MB"),
+        ("computes in", f"{summary['dtype']}, {summary['mode']}, {summary['target']}"),
+        ("numerics", summary["numerics_digest"][:16]),
+        ("time", f"{summary['seconds']:.1f} s"),
+    )  # fmt: skip
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    for name, text in rows:
+        console.print(f"[dim]{name:>11}[/]  ", end="")
+        console.print(text, markup=False)

@@ -1,0 +1,73 @@
+"""From a command's options to a compile job: the same for compiling and for tuning."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from tilewright.codegen.compile import CompileJob
+from tilewright.codegen.config import CompileConfig
+from tilewright.codegen.flags import Flags
+from tilewright.codegen.plan import first_candidate
+from tilewright.codegen.target import Target, Toolchain
+from tilewright.codegen.tune import Measure, TuningRecords, tuned_choice
+from tilewright.targets.registry import resolve
+from tilewright.tools.measure import machine_name
+from tilewright.tools.prepare import Prepared, prepare
+
+RECORDS = "tuned.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the options of `compile` and `tune` say."""
+
+    model: str
+    target: str = "cpu"
+    mode: str = "deterministic"
+    dtype: str = "auto"
+    max_context: int | None = None
+    max_tokens_per_step: int = 512
+    jobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Target, toolchain, flags and tuning records, before the model is opened."""
+
+    target: Target
+    toolchain: Toolchain
+    flags: Flags
+    records: TuningRecords
+    jobs: int
+    machine: str
+
+
+def resolve_asked(asked: Asked) -> Resolved:
+    """Find target and compiler first: a missing one should not cost the time to read a model."""
+    flags = Flags.from_environment()
+    target, toolchain = resolve(asked.target, cxx=flags.cxx)
+    toolchain.identity()
+    jobs = asked.jobs or len(os.sched_getaffinity(0))
+    records = TuningRecords(flags.cache.expanduser() / RECORDS)
+    return Resolved(target, toolchain, flags, records, jobs, machine_name())
+
+
+def open_model(asked: Asked) -> Prepared:
+    """Open the model with the bounds that were asked for."""
+    config = CompileConfig(mode=asked.mode, max_tokens_per_step=asked.max_tokens_per_step)
+    return prepare(asked.model, config, dtype_name=asked.dtype, max_context=asked.max_context)
+
+
+def make_job(prepared: Prepared, found: Resolved, measure: Measure | None) -> CompileJob:
+    """Return the job; records are used where there are any, `measure` fills in the others."""
+    choose = tuned_choice(
+        found.target, prepared.config, found.records, toolchain=found.toolchain.identity(),
+        machine=found.machine, measure=measure, fallback=first_candidate(found.target),
+    )  # fmt: skip
+    log = sys.stderr if found.flags.debug else None
+    return CompileJob(
+        prepared.graph, prepared.model, prepared.weights, found.target, found.toolchain,
+        prepared.config, choose, found.flags, prepared.files, found.jobs, log,
+    )  # fmt: skip

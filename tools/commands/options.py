@@ -1,0 +1,117 @@
+"""Options that several commands share. Names and meanings of the sampling options are those of
+`runtime.SamplingParams`; an option that is not given leaves its setting alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Mode(str, Enum):
+    """What the tuner may choose."""
+
+    deterministic = "deterministic"
+    fast = "fast"
+
+
+class Dtype(str, Enum):
+    """What activations and the cache are rounded to."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def ids_of(text: str) -> list[int]:
+    """Read `1,2,3`; raise typer.BadParameter for anything else."""
+    try:
+        return [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise typer.BadParameter(f"got {text!r}, want token ids such as 1,2,3") from None
+
+
+def bias_of(text: str) -> tuple[int, float]:
+    """Read `ID:VALUE`; raise typer.BadParameter for anything else."""
+    token_id, _, value = text.partition(":")
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise typer.BadParameter(f"got {text!r}, want ID:VALUE such as 42:-1.5") from None
+
+
+Model = Annotated[str, typer.Argument(help="Directory, GGUF file, or a packaged name.")]
+Artifact = Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")]
+TargetName = Annotated[str, typer.Option("--target", help="cpu, or a variant: cpu:x86-64-v4.")]
+ModeName = Annotated[Mode, typer.Option("--mode", help="fast may give bits that batches change.")]
+DtypeName = Annotated[Dtype, typer.Option("--dtype", help="Of activations and cache.")]
+MaxContext = Annotated[
+    int | None, typer.Option("--max-context", min=1, help="Tokens of prompt and answer together.")
+]
+MaxTokensPerStep = Annotated[
+    int, typer.Option("--max-tokens-per-step", min=1, help="Longer prompts are cut into steps.")
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at once; default: all cores.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=1024, help="Default: all cores.")
+]
+Tokens = Annotated[str, typer.Option("--tokens", metavar="1,2,3", help="Token ids.")]
+
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens generated.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k most likely; 0: all.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Keep this much probability.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Least share of the likeliest.")]
+RepetitionPenalty = Annotated[float | None, typer.Option("--repetition-penalty", help="1: off.")]
+PresencePenalty = Annotated[float | None, typer.Option("--presence-penalty", help="0: off.")]
+FrequencyPenalty = Annotated[float | None, typer.Option("--frequency-penalty", help="0: off.")]
+LogitBias = Annotated[
+    list[str] | None, typer.Option("--logit-bias", metavar="ID:VALUE", help="Repeatable.")
+]
+AllowedTokenIds = Annotated[
+    str | None, typer.Option("--allowed-token-ids", metavar="1,2,3", help="Ban all others.")
+]
+BadWords = Annotated[list[str] | None, typer.Option("--bad-words", help="Ban a text; repeatable.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Default: a fresh one, reported.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before it; repeatable.")]
+StopTokenIds = Annotated[
+    str | None, typer.Option("--stop-token-ids", metavar="1,2,3", help="End at these tokens.")
+]
+IgnoreEos = Annotated[bool | None, typer.Option("--ignore-eos", help="Go on past the end token.")]
+Logprobs = Annotated[int | None, typer.Option("--logprobs", help="Report the most likely tokens.")]
+PromptLogprobs = Annotated[
+    int | None, typer.Option("--prompt-logprobs", help="Likewise for the prompt.")
+]
+NumSamples = Annotated[int | None, typer.Option("--n", help="Samples per prompt.")]
+MinTokens = Annotated[int | None, typer.Option("--min-tokens", help="Least tokens generated.")]
+
+SAMPLING = (
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "seed",
+    "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "n", "min_tokens",
+)  # fmt: skip
+
+
+def sampling_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters among a command's options, those that were given."""
+    found: dict[str, Any] = {}
+    for name in SAMPLING:
+        value = given.get(name)
+        if value is None or value == [] or value == ():
+            continue
+        match name:
+            case "logit_bias":
+                found[name] = tuple(bias_of(each) for each in value)
+            case "allowed_token_ids" | "stop_token_ids":
+                found[name] = ids_of(value)
+            case "bad_words" | "stop":
+                found[name] = list(value)
+            case _:
+                found[name] = value
+    return found

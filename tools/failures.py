@@ -1,0 +1,82 @@
+"""The border of the command line: what went wrong becomes one sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+_UsageError = typer.BadParameter.__mro__[1]  # of whichever click this typer brings
+_OURS = (
+    ("tilewright.graph.errors", "TilewrightError"),
+    ("tilewright.runtime.errors", "ArtifactError"),
+    ("tilewright.runtime.errors", "RequestError"),
+)
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked. The message is one sentence."""
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """Return the sentence a user reads for an error, or None for one that is a fault of ours."""
+    if isinstance(error, _UsageError):
+        call = getattr(error, "ctx", None)
+        text = str(getattr(error, "format_message")()).rstrip(".")
+        return f"{text}; see {call.command_path} --help" if call else text
+    if isinstance(error, OSError):
+        name = "" if error.filename is None else f"'{error.filename}': "
+        return f"{name}{error.strerror or error}"
+    if isinstance(error, CommandError) or any(isinstance(error, kind) for kind in _loaded()):
+        return " ".join(str(error).split())
+    return None
+
+
+def _loaded() -> list[type[BaseException]]:
+    """Error classes of modules that are imported already: no other can have been raised."""
+    modules = [(sys.modules.get(module), name) for module, name in _OURS]
+    return [getattr(module, name) for module, name in modules if hasattr(module, name)]
+
+
+def run_reported(run: Callable[[], Any]) -> int:
+    """Run a command; return its exit code, with one sentence on stderr where it failed."""
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader left; nothing more may be written, also not when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FAILED
+    except Exception as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return USAGE if isinstance(error, _UsageError) else FAILED
+
+
+class Commands(TyperGroup):
+    """A group of commands whose failures are reported in one sentence."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        settings["standalone_mode"] = False
+        run = super().main
+        sys.exit(run_reported(lambda: run(*args, **settings)))
+
+
+class Command(TyperCommand):
+    """A single command whose failures are reported in one sentence."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        settings["standalone_mode"] = False
+        run = super().main
+        sys.exit(run_reported(lambda: run(*args, **settings)))
