@@ -78,6 +78,13 @@ elementwise("sigmoid", 1, lambda x: s.call("sigmoid", x), lambda x: x.sigmoid(),
 elementwise(
     "silu", 1, lambda x: s.mul(x, s.call("sigmoid", x)), lambda x: x * x.sigmoid(), flops=11
 )
+# x * Phi(x), the exact form (Hendrycks and Gimpel 2016).
+elementwise(
+    "gelu", 1,
+    lambda x: s.mul(s.mul(x, 0.5), s.add(s.call("erf", s.mul(x, 0.5**0.5)), 1.0)),
+    lambda x: x * 0.5 * (1 + (x * 0.5**0.5).erf()),
+    flops=16,
+)
 elementwise(
     "scale", 1, lambda x, factor: s.mul(x, factor), lambda x, factor: x * factor,
     attrs={"factor": float},
