@@ -99,7 +99,7 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
         case "yarn":
             return _yarn(base, rope)
         case _:
-            raise VerifyError(f"rope scaling '{kind}': unknown: have default, linear, llama3, yarn")
+            raise VerifyError(f"rope scaling '{kind}': unknown: have default, divisors, linear, llama3, yarn")
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
@@ -186,14 +186,6 @@ def declare_kv(
     return KvState(k, v)
 
 
-Refine = Callable[[GraphBuilder, Value, str], Value]
-
-
-def keep(b: GraphBuilder, x: Value, part: str) -> Value:
-    """The refinement of queries and keys that changes nothing."""
-    return x
-
-
 @dataclass(frozen=True)
 class AttentionShape:
     """Head counts and width of an attention layer."""
@@ -220,6 +212,14 @@ class LayerWeights:
         return self.b.weight(full, self.formats.of(full), length)
 
 
+Refine = Callable[[LayerWeights, Value, str], Value]
+
+
+def keep(w: LayerWeights, x: Value, part: str) -> Value:
+    """The refinement of queries (part `q`) and keys (`k`) that changes nothing."""
+    return x
+
+
 def attention(
     w: LayerWeights,
     h: Value,
@@ -243,8 +243,8 @@ def attention(
             y = y + w.vector(name, count * shape.width, suffix="bias")
         return b.op("split_heads", y, num_heads=count)
 
-    q = rotary.apply(b, refine(b, heads("q", shape.num_heads), "q"))
-    k = rotary.apply(b, refine(b, heads("k", shape.num_kv_heads), "k"))
+    q = rotary.apply(b, refine(w, heads("q", shape.num_heads), "q"))
+    k = rotary.apply(b, refine(w, heads("k", shape.num_kv_heads), "k"))
     v = heads("v", shape.num_kv_heads)
     kv = kv.append(b, b.cast(k, dtype), b.cast(v, dtype), step)
     mixed = b.op(
