@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.graph import Graph
 from tilewright.graph.errors import VerifyError
-from tilewright.models import llama, qwen2
+from tilewright.models import llama, qwen2, qwen3
 from tilewright.models.layers import Formats, Limits
 
 
@@ -25,6 +25,7 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("llama", llama.read_config, llama.build),
     "MistralForCausalLM": Family("llama", llama.read_config, llama.build),
     "Qwen2ForCausalLM": Family("qwen2", qwen2.read_config, llama.build),
+    "Qwen3ForCausalLM": Family("qwen3", qwen3.read_config, qwen3.build),
 }
 
 
