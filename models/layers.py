@@ -99,7 +99,8 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
         case "yarn":
             return _yarn(base, rope)
         case _:
-            raise VerifyError(f"rope scaling '{kind}': unknown: have default, divisors, linear, llama3, yarn")
+            known = "default, divisors, linear, llama3, yarn"
+            raise VerifyError(f"rope scaling '{kind}': unknown: have {known}")
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:

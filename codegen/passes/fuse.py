@@ -35,20 +35,18 @@ def fuse(graph: Graph) -> tuple[Graph, list[Applied]]:
 
 
 def _apply(rule: Rule, partition: Partition) -> None:
-    """Apply one rule until it finds nothing more."""
-    todo = partition.ids()
-    while todo:
-        again: list[int] = []
-        for gid in todo:
+    """Apply one rule until a walk over all groups finds nothing more."""
+    merged = True
+    while merged:
+        merged = False
+        for gid in partition.ids():
             while gid in partition.members:
                 chosen = next(
                     (c for c in rule.find(partition, gid) if partition.merge(c, rule.name)), None
                 )
                 if chosen is None:
                     break
-                gid = min(chosen)
-                again.append(gid)
-        todo = [gid for gid in dict.fromkeys(again) if gid in partition.members]
+                gid, merged = min(chosen), True
 
 
 def _is(node: Node, *kinds: Kind) -> bool:
