@@ -12,16 +12,16 @@
 //   struct Problem                   K, ORDER, SEGMENTS; types args, rows, sections = tw::section_list<...>
 //   struct Schedule                  FORM, ROW_TILE, PANEL_TILE, PANELS_PER_ITEM, ROW_BLOCK, K_BLOCK, PREFETCH,
 //                                    ROWS, SPLIT: no field of it can change a result bit
-// and calls tw::contract<Problem, Schedule>(args, num_rows, workspace). `tw_parallel` (tw_host.h) is
-// declared before this file. The workspace holds workspace_bytes<Problem, Schedule>(num_rows, num_threads)
-// bytes, 64-byte aligned.
+// and calls tw::contract<Problem, Schedule>(args, num_rows, workspace). tw_body, tw_parallel and tw_num_threads
+// (tw_host.h) are declared before this file. The workspace holds, 64-byte aligned,
+// workspace_bytes<Problem, Schedule>(num_rows, num_threads) bytes; what is in it does not matter.
 #pragma once
 #include "tw_contract_tile.h"
 
 namespace tw {
 
 enum form { STREAM = 0, SLAB = 1 };                        // GEMV form, GEMM form
-enum rows_mode { INLINE_ROWS = 0, PHASE = 1, DIRECT = 2 };  // prologue per work item, first phase, none
+enum rows_mode { INLINE_ROWS = 0, PHASE = 1, DIRECT = 2 };  // prologue per thread, in a first phase, none
 enum split { BY_ROWS = 0, BY_PANELS = 1 };                 // which of row block and panels is outermost
 
 template <class... W> struct weight_list {
@@ -73,8 +73,9 @@ struct sizes {
   static constexpr int64_t ACC_FLOATS = (S::ROW_BLOCK + S::ROW_TILE) * S::PANEL_TILE * 16;
   static constexpr int64_t ACC_BYTES =
       S::FORM == SLAB ? ACC_FLOATS * (lists::MAX_WEIGHTS + (P::SEGMENTS > 1 ? 1 : 0)) * 4 : 0;
-  static constexpr int64_t THREAD_BYTES =
-      (S::ROWS == INLINE_ROWS ? S::ROW_BLOCK * ROW_BYTES : 0) + SLAB_BYTES + ACC_BYTES;
+  // A line that remembers which row block the thread has made, then its rows.
+  static constexpr int64_t OWN_ROWS_BYTES = S::ROWS == INLINE_ROWS ? 64 + S::ROW_BLOCK * ROW_BYTES : 0;
+  static constexpr int64_t THREAD_BYTES = OWN_ROWS_BYTES + SLAB_BYTES + ACC_BYTES;
 };
 
 template <class P, class S>
@@ -82,16 +83,17 @@ constexpr int64_t workspace_bytes(int64_t num_rows, int64_t num_threads) {
   return (S::ROWS == PHASE ? num_rows * sizes<P, S>::ROW_BYTES : 0) + num_threads * sizes<P, S>::THREAD_BYTES;
 }
 
-// Sum the groups of one row (in order, from +0), then rescale it in place for the factored order.
+// Sum the groups of one row (each in order, from +0; all groups side by side, since one sum is a chain of
+// dependent additions), then rescale the row in place for the factored order.
 template <class W, int64_t K>
 static inline void factor_row(float* a, float* sums) {
-  for (int64_t g = 0; g < K / W::GROUP; ++g) {
-    float* x = a + g * W::GROUP;
-    float total = 0.0f;
-    for (int i = 0; i < W::GROUP; ++i) total += x[i];
-    if (sums) sums[g] = total;
-    for (int i = 0; i < W::GROUP; ++i) x[i] *= W::prescale(i / W::WORDS);
+  if (sums) {
+    for (int64_t g = 0; g < K / W::GROUP; ++g) sums[g] = 0.0f;
+    for (int i = 0; i < W::GROUP; ++i)
+      for (int64_t g = 0; g < K / W::GROUP; ++g) sums[g] += a[g * W::GROUP + i];
   }
+  for (int64_t g = 0; g < K / W::GROUP; ++g)
+    for (int i = 0; i < W::GROUP; ++i) a[g * W::GROUP + i] *= W::prescale(i / W::WORDS);
 }
 
 template <class P, class S>
@@ -130,8 +132,8 @@ struct launch {
     return tile;
   }
 
-  // Call body(integral row-tile size, first row) over the rows of a block: whole tiles, then the smallest of
-  // ROW_TILE, ROW_TILE / 2 and 1 that covers the rest.
+  // Call body(row-tile size, first row) over the rows of a block; the last tile is the smallest of ROW_TILE,
+  // ROW_TILE / 2 and 1 that covers the rest.
   template <class F>
   static TW_INLINE void each_row_tile(int64_t count, F&& body) {
     constexpr int R = S::ROW_TILE, HALF = R > 3 ? R / 2 : R;
@@ -257,17 +259,17 @@ struct launch {
     uint8_t* own = shared + (S::ROWS == PHASE ? self.num_rows * Z::ROW_BYTES : 0) + thread_id * Z::THREAD_BYTES;
     view v = {};
     v.args = self.args;
-    v.scratch = (float*)(own + (S::ROWS == INLINE_ROWS ? S::ROW_BLOCK * Z::ROW_BYTES : 0));
-    int64_t made = -1;
+    v.scratch = (float*)(own + Z::OWN_ROWS_BYTES);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = S::SPLIT == BY_ROWS ? i / Z::ITEMS : i % blocks;
       v.row0 = block * S::ROW_BLOCK;
       v.count = self.num_rows - v.row0 < S::ROW_BLOCK ? self.num_rows - v.row0 : S::ROW_BLOCK;
-      v.rows = (const float*)(S::ROWS == INLINE_ROWS ? own : shared + v.row0 * Z::ROW_BYTES);
+      v.rows = (const float*)(S::ROWS == INLINE_ROWS ? own + 64 : shared + v.row0 * Z::ROW_BYTES);
       if constexpr (S::ROWS == INLINE_ROWS) {
+        int64_t& made = *(int64_t*)own;
         if (made != block)
           for (int64_t r = 0; r < v.count; ++r)
-            make_row(*v.args, v.row0 + r, (float*)(own + r * Z::ROW_BYTES));
+            make_row(*v.args, v.row0 + r, (float*)(own + 64 + r * Z::ROW_BYTES));
         made = block;
       }
       item(v, S::SPLIT == BY_ROWS ? i % Z::ITEMS : i / blocks, typename P::sections{});
@@ -288,6 +290,8 @@ static void contract(const typename P::args& args, int64_t num_rows, uint8_t* wo
   if (num_rows <= 0) return;
   L self = {&args, num_rows, workspace};
   if constexpr (S::ROWS == PHASE) tw_parallel(num_rows, L::rows_body, &self);
+  if constexpr (S::ROWS == INLINE_ROWS)
+    for (int t = 0; t < tw_num_threads(); ++t) *(int64_t*)(workspace + t * sizes<P, S>::THREAD_BYTES) = -1;
   tw_parallel(ceil_div(num_rows, S::ROW_BLOCK) * sizes<P, S>::ITEMS, L::items_body, &self);
 }
 
