@@ -13,7 +13,8 @@ MODEL := smollm2-135m
 ARTIFACT := out/$(MODEL)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Without --no-compile pip spends half a minute on byte code that is mostly never imported.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
 help:
