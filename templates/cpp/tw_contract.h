@@ -64,7 +64,10 @@ struct sizes {
   static_assert(P::ORDER != FACTORED || lists::UNIFORM, "factored order: one weight format per launch");
   static_assert(!FACTORS || S::ROWS != DIRECT, "factored order rescales the rows: they cannot be read in place");
   static_assert(P::K % P::SEGMENTS == 0, "segments must divide K");
-  static constexpr int64_t STRIDE = ceil_div(P::K, 16) * 16 + 16;  // not a power of two: spreads cache sets
+  // Rows end with 16 floats of padding: the stride is no power of two, which spreads them over cache sets,
+  // and the first row's padding remembers which row block a thread has made (`made`).
+  static constexpr int64_t STRIDE = ceil_div(P::K, 16) * 16 + 16;
+  static constexpr int64_t MADE_OFFSET = (STRIDE - 16) * 4;
   static constexpr int64_t SUM_STRIDE = SUMS ? ceil_div(P::K / weight::GROUP, 16) * 16 : 0;
   static constexpr int64_t ROW_BYTES = (STRIDE + SUM_STRIDE) * 4;
   static constexpr int64_t ITEMS = lists::items(S::PANELS_PER_ITEM);
@@ -73,8 +76,7 @@ struct sizes {
   static constexpr int64_t ACC_FLOATS = (S::ROW_BLOCK + S::ROW_TILE) * S::PANEL_TILE * 16;
   static constexpr int64_t ACC_BYTES =
       S::FORM == SLAB ? ACC_FLOATS * (lists::MAX_WEIGHTS + (P::SEGMENTS > 1 ? 1 : 0)) * 4 : 0;
-  // A line that remembers which row block the thread has made, then its rows.
-  static constexpr int64_t OWN_ROWS_BYTES = S::ROWS == INLINE_ROWS ? 64 + S::ROW_BLOCK * ROW_BYTES : 0;
+  static constexpr int64_t OWN_ROWS_BYTES = S::ROWS == INLINE_ROWS ? S::ROW_BLOCK * ROW_BYTES : 0;
   static constexpr int64_t THREAD_BYTES = OWN_ROWS_BYTES + SLAB_BYTES + ACC_BYTES;
 };
 
@@ -111,6 +113,8 @@ struct launch {
     const float* rows;
     float* scratch;
   };
+
+  static int64_t& made_block(uint8_t* own) { return *(int64_t*)(own + Z::MADE_OFFSET); }
 
   static void make_row(const Args& args, int64_t row, float* a) {
     P::rows::row(args, row, a);
@@ -264,12 +268,12 @@ struct launch {
       const int64_t block = S::SPLIT == BY_ROWS ? i / Z::ITEMS : i % blocks;
       v.row0 = block * S::ROW_BLOCK;
       v.count = self.num_rows - v.row0 < S::ROW_BLOCK ? self.num_rows - v.row0 : S::ROW_BLOCK;
-      v.rows = (const float*)(S::ROWS == INLINE_ROWS ? own + 64 : shared + v.row0 * Z::ROW_BYTES);
+      v.rows = (const float*)(S::ROWS == INLINE_ROWS ? own : shared + v.row0 * Z::ROW_BYTES);
       if constexpr (S::ROWS == INLINE_ROWS) {
-        int64_t& made = *(int64_t*)own;
+        int64_t& made = made_block(own);
         if (made != block)
           for (int64_t r = 0; r < v.count; ++r)
-            make_row(*v.args, v.row0 + r, (float*)(own + 64 + r * Z::ROW_BYTES));
+            make_row(*v.args, v.row0 + r, (float*)(own + r * Z::ROW_BYTES));
         made = block;
       }
       item(v, S::SPLIT == BY_ROWS ? i % Z::ITEMS : i / blocks, typename P::sections{});
@@ -291,7 +295,7 @@ static void contract(const typename P::args& args, int64_t num_rows, uint8_t* wo
   L self = {&args, num_rows, workspace};
   if constexpr (S::ROWS == PHASE) tw_parallel(num_rows, L::rows_body, &self);
   if constexpr (S::ROWS == INLINE_ROWS)
-    for (int t = 0; t < tw_num_threads(); ++t) *(int64_t*)(workspace + t * sizes<P, S>::THREAD_BYTES) = -1;
+    for (int t = 0; t < tw_num_threads(); ++t) L::made_block(workspace + t * sizes<P, S>::THREAD_BYTES) = -1;
   tw_parallel(ceil_div(num_rows, S::ROW_BLOCK) * sizes<P, S>::ITEMS, L::items_body, &self);
 }
 
