@@ -7,8 +7,11 @@ from typing import Any
 
 import typer
 
+from tilewright.tools.commands.chat import chat
 from tilewright.tools.commands.compile import compile_model as compile_command
 from tilewright.tools.commands.generate import generate
+from tilewright.tools.commands.logits import logits
+from tilewright.tools.commands.tune import tune
 from tilewright.tools.failures import Command, CommandError, Commands
 
 _FORWARD = {
@@ -25,6 +28,9 @@ def _typer(**settings: Any) -> typer.Typer:
 app = _typer(cls=Commands, help="Compile language models for this machine, and run them.")
 app.command("compile")(compile_command)
 app.command("generate")(generate)
+app.command("chat")(chat)
+app.command("tune")(tune)
+app.command("logits")(logits)
 
 
 @app.command("bench", context_settings=_FORWARD)

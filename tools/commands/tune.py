@@ -1,0 +1,140 @@
+"""`tilewright tune MODEL`: measure what has no record yet, and show what tuning gains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from tilewright.tools.commands import options
+
+if TYPE_CHECKING:
+    from tilewright.codegen.body import Body
+    from tilewright.codegen.config import CompileConfig
+    from tilewright.codegen.plan import Bucket, Candidate, Chooser
+    from tilewright.codegen.select import Choice
+    from tilewright.codegen.tune import TuningRecord
+    from tilewright.graph import Graph
+    from tilewright.tools.commands.job import Asked, Resolved
+    from tilewright.tools.progress import StageBars
+
+
+def tune(
+    model: options.Model,
+    target: options.TargetName = "cpu",
+    mode: options.ModeName = options.Mode.deterministic,
+    dtype: options.DtypeName = options.Dtype.auto,
+    max_context: options.MaxContext = None,
+    max_tokens_per_step: options.MaxTokensPerStep = 512,
+    jobs: options.Jobs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure schedules of every kernel and bucket, and keep the fastest for later compiles."""
+    from tilewright.tools.commands.job import Asked
+    from tilewright.tools.progress import StageBars
+
+    asked = Asked(
+        model=model, target=target, mode=mode.value, dtype=dtype.value, max_context=max_context,
+        max_tokens_per_step=max_tokens_per_step, jobs=jobs,
+    )  # fmt: skip
+    with StageBars(visible=not as_json) as bars:
+        rows, found = _tune(asked, bars)
+    if as_json:
+        print(json.dumps({
+            "records": [{"node": name, **asdict(record)} for name, record in rows],
+            "found": found.records.num_found, "measured": found.records.num_measured,
+            "path": str(found.records.path),
+        }))  # fmt: skip
+    else:
+        _print(rows, found)
+
+
+def _tune(asked: Asked, bars: StageBars) -> tuple[list[tuple[str, TuningRecord]], Resolved]:
+    """Choose for every body and bucket; return the records used, with the name of a group."""
+    from tilewright.codegen.pipeline import lower
+    from tilewright.codegen.plan import buckets_of, plan_groups
+    from tilewright.tools.commands.job import make_job, open_model, resolve_asked
+    from tilewright.tools.measure import CpuMeasure
+
+    found = resolve_asked(asked)
+    prepared = open_model(asked)
+    measure = CpuMeasure(found.target, found.toolchain, found.flags.cache, jobs=found.jobs,
+                         progress=bars)  # fmt: skip
+    job = make_job(prepared, found, measure)
+    bars("lower", 0, 1)
+    graph = lower(job.graph, job.flags, log=job.log).graph
+    bars("lower", 1, 1)
+    names = _group_names(graph)
+    total = len(names) * len(buckets_of(graph, found.target, job.config))
+    watch = Watched(job.choose, found, job.config, names, bars, total)
+    plan_groups(graph, found.target, job.config, watch)
+    return watch.rows, found
+
+
+def _group_names(graph: Graph) -> Mapping[str, str]:
+    """Map every distinct body to the first group that has it."""
+    from tilewright.codegen.body import extract
+
+    found: dict[str, str] = {}
+    for group in graph.groups:
+        found.setdefault(body_key(extract(graph, group)), group.name)
+    return found
+
+
+def body_key(body: Body) -> str:
+    """Equal for bodies that share their kernels."""
+    return body.graph.digest + repr(body.buffers)
+
+
+class Watched:
+    """A chooser that shows progress and remembers the record behind each choice."""
+
+    def __init__(
+        self, choose: Chooser, found: Resolved, config: CompileConfig, names: Mapping[str, str],
+        bars: StageBars, total: int,
+    ) -> None:  # fmt: skip
+        self.rows: list[tuple[str, TuningRecord]] = []
+        self._choose, self._found, self._config = choose, found, config
+        self._names, self._bars, self._total, self._done = names, bars, total, 0
+        bars("tune", 0, total)
+
+    def __call__(self, body: Body, choice: Choice, bucket: Bucket) -> Candidate:
+        from tilewright.codegen.tune import record_key
+
+        found = self._found
+        chosen = self._choose(body, choice, bucket)
+        record = found.records.get(record_key(
+            body, choice, bucket, found.target, self._config, found.toolchain.identity(),
+            found.machine,
+        ))  # fmt: skip
+        assert record is not None, f"no record for {bucket.name}"
+        self.rows.append((self._names[body_key(body)], record))
+        self._done += 1
+        self._bars("tune", self._done, self._total)
+        return chosen
+
+
+def _print(rows: list[tuple[str, TuningRecord]], found: Resolved) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kernel", "bucket", box=None, header_style="dim")
+    for title in ("untuned us", "tuned us", "ratio", "candidates"):
+        table.add_column(title, justify="right")
+    for name, record in rows:
+        table.add_row(name, record.bucket, *_numbers(record))
+    console = Console(highlight=False)
+    console.print(table)
+    records = found.records
+    if records.num_measured:
+        print(f"measured {records.num_measured} candidates; {records.num_found} records were there")
+    else:
+        print(f"measured nothing: all {records.num_found} records were there")
+    print(f"records: {records.path}")
+
+
+def _numbers(record: TuningRecord) -> tuple[Any, ...]:
+    before, after = record.first_seconds, record.best_seconds
+    return f"{before * 1e6:.1f}", f"{after * 1e6:.1f}", f"{before / after:.2f}", str(
+        record.num_measured)  # fmt: skip
