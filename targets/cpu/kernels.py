@@ -89,21 +89,20 @@ def _slab(
 
 def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
     """Streaming forms for few rows, slabs of decoded weights for many; all give the same bits."""
+    tiles = ((1, 2), (1, 1), (1, 4)) if rows == 1 else ((4, 1), (6, 1), (3, 1), (2, 2), (1, 2))
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
-        for tile in (1, 2, 4)
-        if tile == 1 or rows > 1
-        for panels in (2, 1, 4)
         for per_item in (4, 8, 16)
         for prefetch in (0, 512)
+        for tile, panels in tiles
         if per_item % panels == 0
     ]
     slabs = [
         _slab(6, 1, per_item, row_block, k_block, split)
-        for row_block in (48, 96, 24)
         for k_block in (256, 128, 512)
-        for per_item in (4, 8)
         for split in (1, 0)
+        for per_item in (4, 8)
+        for row_block in (48, 96, 24)
     ]
     ordered = streams if rows <= 4 else [*slabs, *streams] if rows > 16 else [*streams, *slabs]
     return tuple(dict.fromkeys(ordered))
