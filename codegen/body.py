@@ -51,6 +51,13 @@ def root_of(graph: Graph, value: str) -> str:
     return value
 
 
+def stored_types(graph: Graph) -> dict[str, TensorType]:
+    """Return the type that the memory of each value is passed with: an output that is a view gives
+    its own type to the memory it is a view of."""
+    views = {root_of(graph, value): graph.type_of(value) for _, value in graph.outputs}
+    return {**graph.types, **views}
+
+
 def extract(graph: Graph, group: Group) -> Body:
     """Return the body of a group."""
     members = _with_inner_views(graph, group)
@@ -69,10 +76,12 @@ def extract(graph: Graph, group: Group) -> Body:
         outputs=tuple((names.of[v], names.of[v]) for v in outputs),
         state_outputs=tuple((names.of[s], names.of[v]) for s, v in state_outputs),
     )
+    stored = stored_types(graph)
+    seen = {**types, **{names.of[value]: graph.type_of(value) for value in outputs}}
     buffers = tuple(
-        (name, graph.type_of(binding[name]))
-        for name, type_ in types.items()
-        if type_ != graph.type_of(binding[name])
+        (name, stored[binding[name]])
+        for name, type_ in seen.items()
+        if type_ != stored[binding[name]]
     )
     return Body(body, binding, {names.of[n]: n for n in members}, buffers)
 

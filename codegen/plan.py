@@ -111,6 +111,7 @@ def plan_groups(
     Raises LowerError where two buckets of one node would have different numerics in deterministic
     mode.
     """
+    _check_outputs(graph)
     buckets = buckets_of(graph, target, config)
     known: dict[str, tuple[Choice, Mapping[str, KernelSpec]]] = {}
     plans = []
@@ -136,6 +137,20 @@ def _spec(group: Group, body: Body, chosen: Candidate) -> KernelSpec:
         chosen.schedule,
         body.buffers,
     )
+
+
+def _check_outputs(graph: Graph) -> None:
+    """Every output is memory of its own that a kernel writes."""
+    owner: dict[str, str] = {}
+    for public, value in graph.outputs:
+        root = root_of(graph, value)
+        if root not in graph.node:
+            raise LowerError(f"output '{public}': nothing computes it: got {root} as it is given")
+        if owner.setdefault(root, public) != public:
+            raise LowerError(
+                f"output '{public}': is the memory of another: got that of '{owner[root]}', "
+                "want one output for each value"
+            )
 
 
 def _check_numerics(group: Group, specs: Mapping[str, KernelSpec], config: CompileConfig) -> None:
