@@ -88,21 +88,24 @@ def _slab(
 
 
 def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    """Streaming forms for few rows, slabs of decoded weights for many; all give the same bits."""
-    tiles = ((1, 2), (1, 1), (1, 4)) if rows == 1 else ((4, 1), (6, 1), (3, 1), (2, 2), (1, 2))
+    """Streaming forms for few rows, slabs of decoded weights for many; all give the same bits.
+
+    Four rows by one panel, and six by one from a slab, are what fits AVX2's sixteen registers.
+    """
+    tiles = ((1, 2), (1, 1)) if rows == 1 else ((4, 1), (3, 1), (2, 2))
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
-        for per_item in (4, 8, 16)
-        for prefetch in (0, 512)
+        for prefetch in (8192, 4096, 0)
+        for per_item in (4, 8, 2)
         for tile, panels in tiles
-        if per_item % panels == 0
     ]
     slabs = [
-        _slab(6, 1, per_item, row_block, k_block, split)
-        for k_block in (256, 128, 512)
+        _slab(row_tile, 1, per_item, row_block, k_block, split)
+        for row_tile in ((6, 4) if rows > 16 else (4, 6))
+        for k_block in (256, 128)
+        for row_block in (48, 96, 192)
         for split in (1, 0)
         for per_item in (4, 8)
-        for row_block in (48, 96, 24)
     ]
     ordered = streams if rows <= 4 else [*slabs, *streams] if rows > 16 else [*streams, *slabs]
     return tuple(dict.fromkeys(ordered))

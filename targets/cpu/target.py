@@ -46,7 +46,7 @@ def _variant(
         lanes=16,
         attend_chunk=64,
         attend_chunks=(32, 64, 128, 256),
-        scale_order="factored",
+        scale_order="dequantise",
         peak_flops=flops,
         peak_bandwidth=25e9,
         buckets=(1, 4, 16),
