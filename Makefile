@@ -25,7 +25,10 @@ help:
 	@echo "make clean   remove out/ and the caches of tools; .venv stays"
 
 demo: $(STAMP)
-	@$(BIN)/python -m tilewright.tools.demo $(MODEL) $(ARTIFACT)
+	@echo '$$ compile-model $(MODEL) -o $(ARTIFACT)'
+	@$(BIN)/compile-model $(MODEL) -o $(ARTIFACT)
+	@echo
+	@$(BIN)/python -m tilewright.tools.demo $(ARTIFACT)
 
 test: lint
 	@echo "pytest: $(WORKERS) workers"
