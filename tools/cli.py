@@ -8,7 +8,9 @@ from typing import Any
 import typer
 
 from tilewright.tools.commands.chat import chat
+from tilewright.tools.commands.check import check
 from tilewright.tools.commands.compile import compile_model as compile_command
+from tilewright.tools.commands.explain import explain
 from tilewright.tools.commands.generate import generate
 from tilewright.tools.commands.logits import logits
 from tilewright.tools.commands.tune import tune
@@ -31,6 +33,8 @@ app.command("generate")(generate)
 app.command("chat")(chat)
 app.command("tune")(tune)
 app.command("logits")(logits)
+app.command("explain")(explain)
+app.command("check")(check)
 
 
 @app.command("bench", context_settings=_FORWARD)

@@ -18,6 +18,7 @@ from tilewright.codegen.body import Body
 from tilewright.codegen.cache import KernelCache, Progress
 from tilewright.codegen.emit.cpp import emit, int_names, needs_scratch
 from tilewright.codegen.plan import Bucket
+from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import Target, Toolchain
 from tilewright.graph.errors import TargetError
@@ -33,6 +34,7 @@ from tilewright.runtime.devices.cpu import (
 )
 from tilewright.tools.synthetic import Operand, Step, operands, plausible_step
 
+JOINED = 4  # candidates in one source
 ROUNDS = 5
 IMPLAUSIBLE = 3.0  # a candidate this many times slower than the best at first is not run again
 ROTATED_BYTES = 64 << 20
@@ -87,7 +89,8 @@ class CpuMeasure:
     def _library(self, specs: Sequence[KernelSpec]) -> CpuLibrary:
         """Build all candidates into one library; the file is gone once it is loaded."""
         sources = {s.symbol: emit(s, self._templates[s.template]) for s in specs}
-        built = self._cache.build(list(sources.values()), jobs=self._jobs, progress=self._progress)
+        parts = joined(list(sources.values()))
+        built = self._cache.build(parts, jobs=self._jobs, progress=self._progress)
         with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
             path = Path(folder) / "candidates.so"
             self._toolchain.link(built.objects, path)
@@ -97,6 +100,16 @@ class CpuMeasure:
         template = self._templates[spec.template]
         need = template.scratch_bytes(spec.body, spec.numerics, spec.schedule, dims)
         return max(64, -(-need // 64) * 64) * self._num_threads
+
+
+def joined(sources: Sequence[KernelSource]) -> list[KernelSource]:
+    """Join every few sources into one: reading the headers takes longer than a kernel."""
+    groups = [sources[at : at + JOINED] for at in range(0, len(sources), JOINED)]
+    return [
+        KernelSource(f"candidates_{group[0].name}", group[0].language,
+                     "\n".join(source.text for source in group))
+        for group in groups
+    ]  # fmt: skip
 
 
 class Run:

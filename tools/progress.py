@@ -45,6 +45,12 @@ class StageBars:
         self._bars.update(self._tasks[""], completed=finished)
 
 
+def result_console() -> Console:
+    """Return the console of results: stdout, wide where it is no terminal that would wrap."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, width=200, soft_wrap=True)
+
+
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show a spinner on stderr while something without steps goes on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +50,8 @@ def compile_model(
 def _compile(
     asked: Asked, output: Path, tune: bool, bars: StageBars
 ) -> tuple[CompileReport, Resolved]:
-    from tilewright.codegen.compile import compile_graph, refuse_foreign
+    from tilewright.codegen.compile import compile_graph
+    from tilewright.codegen.staging import refuse_foreign
     from tilewright.tools.commands.job import make_job, open_model, resolve_asked
     from tilewright.tools.measure import CpuMeasure
 
@@ -90,7 +90,7 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from rich.console import Console
+    from tilewright.tools.progress import result_console
 
     compiled, total = summary["kernels_compiled"], summary["kernels"]
     rows = (
@@ -103,7 +103,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("numerics", summary["numerics_digest"][:16]),
         ("time", f"{summary['seconds']:.1f} s"),
     )  # fmt: skip
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = result_console()
     for name, text in rows:
         console.print(f"[dim]{name:>11}[/]  ", end="")
         console.print(text, markup=False)

@@ -116,16 +116,16 @@ class Watched:
 
 
 def _print(rows: list[tuple[str, TuningRecord]], found: Resolved) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from tilewright.tools.progress import result_console
 
     table = Table("kernel", "bucket", box=None, header_style="dim")
     for title in ("untuned us", "tuned us", "ratio", "candidates"):
         table.add_column(title, justify="right")
     for name, record in rows:
         table.add_row(name, record.bucket, *_numbers(record))
-    console = Console(highlight=False)
-    console.print(table)
+    result_console().print(table)
     records = found.records
     if records.num_measured:
         print(f"measured {records.num_measured} candidates; {records.num_found} records were there")
