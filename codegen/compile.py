@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from tilewright import __version__
 from tilewright.codegen.cache import KernelCache, Progress
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.elementary import MATH_VERSION
@@ -38,9 +33,9 @@ from tilewright.codegen.plan import (
 )
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
+from tilewright.codegen.staging import MANIFEST, refuse_foreign, staging
 from tilewright.codegen.target import Target, Toolchain
 from tilewright.graph import Graph
-from tilewright.graph.errors import TilewrightError
 from tilewright.graph.text import print_graph
 from tilewright.runtime.artifact import (
     ABI,
@@ -54,10 +49,8 @@ from tilewright.runtime.artifact import (
     to_json,
 )
 
-MANIFEST = "manifest.json"
 LIBRARY = "kernels/kernels.so"
 WEIGHTS = "weights.bin"
-VERSION = "0.1.0"
 
 
 @dataclass(frozen=True)
@@ -102,6 +95,8 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
     specs = distinct_specs(plans)
     templates = {t.name: t for t in job.target.kernels}
     sources = [emit(spec, templates[spec.template]) for spec in specs]
+    if job.log:
+        _report(job.log, job.flags.debug, plans, sources)
     cache = KernelCache(job.flags.cache, job.toolchain)
     built = cache.build(sources, jobs=job.jobs, progress=progress)
     with staging(output) as stage:
@@ -128,6 +123,24 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
     )
 
 
+def _report(
+    log: TextIO, debug: int, plans: Sequence[GroupPlan], sources: Sequence[KernelSource]
+) -> None:
+    """Say what was chosen, as much of it as the debug level asks for."""
+    texts = {s.name: s.text for s in sources}
+    seen: set[str] = set()
+    for plan in plans:
+        for bucket, spec in plan.specs.items():
+            if debug >= 1 and spec.symbol not in seen:
+                log.write(f"kernel {spec.symbol}: {plan.group.name}, {bucket}\n")
+                if debug >= 2:
+                    numerics = " ".join(f"{k}={v}" for k, v in spec.numerics.to_json().items())
+                    log.write(f"  numerics: {numerics}\n  schedule: {spec.schedule}\n")
+                if debug >= 4:
+                    log.write(texts[spec.symbol])
+            seen.add(spec.symbol)
+
+
 def distinct_specs(plans: Sequence[GroupPlan]) -> list[KernelSpec]:
     """Return every kernel once, in order of first use."""
     found: dict[str, KernelSpec] = {}
@@ -138,55 +151,6 @@ def distinct_specs(plans: Sequence[GroupPlan]) -> list[KernelSpec]:
 
 
 # --- files --------------------------------------------------------------------------------------
-
-
-def refuse_foreign(output: Path) -> None:
-    """Raise unless `output` is absent, empty, or an artifact that may be replaced."""
-    if output.exists() and not output.is_dir():
-        raise TilewrightError(f"output '{output}': is a file: want a directory")
-    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).exists():
-        raise TilewrightError(
-            f"output '{output}': holds other files and no {MANIFEST}: want a new or empty directory"
-        )
-
-
-@contextmanager
-def staging(output: Path) -> Iterator[Path]:
-    """Give a folder beside `output` that takes its place when all went well, else is removed."""
-    parent = output.absolute().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=parent))
-    except OSError as error:
-        raise TilewrightError(f"output '{output}': cannot be written: {error.strerror}") from None
-    try:
-        yield stage
-        stage.chmod(0o755)
-        _replace(stage, output.absolute())
-    except OSError as error:
-        full = error.errno == errno.ENOSPC
-        why = "the disk is full" if full else f"cannot be written: {error.strerror}"
-        raise TilewrightError(f"output '{output}': {why}; nothing was left behind") from None
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def _replace(stage: Path, output: Path) -> None:
-    """Rename into place. A lock on the parent folder lets one of two compiles go after the
-    other."""
-    parent = os.open(output.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(parent, fcntl.LOCK_EX)
-        if output.exists():
-            refuse_foreign(output)
-            old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=output.parent))
-            os.rename(output, old / "artifact")
-            os.rename(stage, output)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(stage, output)
-    finally:
-        os.close(parent)
 
 
 def _write_sources(
@@ -276,7 +240,7 @@ def _manifest(
     return Manifest(
         format=FORMAT,
         abi=ABI,
-        version=VERSION,
+        version=__version__,
         target=target,
         mode=job.config.mode,
         dtype=job.config.dtype,

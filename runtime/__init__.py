@@ -1,15 +1,20 @@
-"""Run compiled models: `load` an artifact, `generate`, `stream`, or get `logits`."""
+"""Run compiled models: `load` an artifact, `generate`, `stream`, or get `logits`.
+
+Names are imported when first used, so that whoever needs only the artifact format (the compiler)
+does not load the engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from os import PathLike
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from tilewright.runtime.engine import Engine
-from tilewright.runtime.errors import ArtifactError, RequestError
-from tilewright.runtime.outputs import RequestOutput, SampleOutput, StreamEvent, Usage
-from tilewright.runtime.params import SamplingParams
-from tilewright.runtime.prompt import Prompt
+if TYPE_CHECKING:
+    from tilewright.runtime.api import generate, load
+    from tilewright.runtime.engine import Engine
+    from tilewright.runtime.errors import ArtifactError, RequestError
+    from tilewright.runtime.outputs import RequestOutput, SampleOutput, StreamEvent, Usage
+    from tilewright.runtime.params import SamplingParams
 
 __all__ = [
     "ArtifactError",
@@ -24,19 +29,17 @@ __all__ = [
     "load",
 ]
 
+_HOMES = {
+    "api": ("generate", "load"),
+    "engine": ("Engine",),
+    "errors": ("ArtifactError", "RequestError"),
+    "outputs": ("RequestOutput", "SampleOutput", "StreamEvent", "Usage"),
+    "params": ("SamplingParams",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-def load(
-    path: str | PathLike[str], *, num_threads: int | None = None, cache_tokens: int | None = None
-) -> Engine:
-    """Load an artifact; raise ArtifactError, one sentence, if it cannot be run here."""
-    return Engine(path, num_threads=num_threads, cache_tokens=cache_tokens)
 
-
-def generate(
-    path: str | PathLike[str],
-    prompts: Prompt | Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams] | None = None,
-) -> list[RequestOutput]:
-    """Load an artifact, generate once, and close it."""
-    with load(path) as engine:
-        return engine.generate(prompts, params)
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'tilewright.runtime' has no attribute '{name}'")
+    return getattr(import_module(f"tilewright.runtime.{_HOME_OF[name]}"), name)
