@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright.graph import Graph
 from tilewright.graph.errors import LowerError
@@ -101,7 +102,7 @@ class KernelSpec:
         """Return the type of a tensor argument as it lies in memory."""
         return dict(self.buffers).get(name) or self.body.type_of(name)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash of everything the generated text depends on, apart from templates and target."""
         facts = [
