@@ -1,4 +1,4 @@
-"""The command line: `tilewright COMMAND` and `compile-model`. Commands load what they need when run."""
+"""The command line: `tilewright COMMAND` and `compile-model`. Commands load what they need."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def _forward(module: str, name: str, call: typer.Context) -> None:
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
-        raise CommandError(f"command '{call.info_name}': is not part of this installation") from None
+        name = str(call.info_name)
+        raise CommandError(f"command '{name}': is not part of this installation") from None
     single = _typer()
     single.command()(function)
     command = typer.main.get_command(single)

@@ -144,7 +144,9 @@ def _reference(
     """Run the body's nodes on what the launch was given."""
     outputs = {value for _, value in body.graph.outputs}
     values = {
-        name: _given(body, name, array, dims) for name, array in given.items() if name not in outputs
+        name: _given(body, name, array, dims)
+        for name, array in given.items()
+        if name not in outputs
     }
     for node in body.graph.nodes:
         values[node.name] = run_node(node, [values[i] for i in node.inputs], WIDE)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import tokenizers
 from safetensors.numpy import save_file
-from tilewright.tools.cli import app
 from typer.testing import CliRunner
+
+from tilewright.tools.cli import app
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, MLP, LAYERS, VOCAB = 64, 4, 2, 16, 96, 2, 262
 CONTEXT = 96
@@ -48,10 +49,12 @@ def write_model(folder: Path) -> Path:
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)
     }  # fmt: skip
-    rows = {"self_attn.q_proj": (HEADS * WIDTH, HIDDEN), "self_attn.k_proj": (KV_HEADS * WIDTH, HIDDEN),
-            "self_attn.v_proj": (KV_HEADS * WIDTH, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * WIDTH),
-            "mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN),
-            "mlp.down_proj": (HIDDEN, MLP)}  # fmt: skip
+    queries, entries = HEADS * WIDTH, KV_HEADS * WIDTH
+    rows = {
+        "self_attn.q_proj": (queries, HIDDEN), "self_attn.k_proj": (entries, HIDDEN),
+        "self_attn.v_proj": (entries, HIDDEN), "self_attn.o_proj": (HIDDEN, queries),
+        "mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN), "mlp.down_proj": (HIDDEN, MLP),
+    }  # fmt: skip
     for i in range(LAYERS):
         shapes |= {f"model.layers.{i}.{k}.weight": v for k, v in rows.items()}
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -104,7 +107,9 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-def start(*arguments: object, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    *arguments: object, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start `tilewright` as a process of its own."""
     root = Path(__file__).parents[2] / "src"
     env = {**os.environ, "PYTHONPATH": str(root), **(environment or {})}
@@ -130,9 +135,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def artifact(model: Path, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """The model compiled for float32, with one bucket of many tokens and one of few."""
+    """The model compiled for float32, with two buckets: one token, and up to four."""
     folder = tmp_path_factory.mktemp("artifact") / "tiny"
-    done = call_in_process("compile", model, "-o", folder, "--max-tokens-per-step", 8, "--json")
+    done = call_in_process("compile", model, "-o", folder, "--max-tokens-per-step", 4, "--json")
     assert done.code == 0, done.err
     return folder
 

@@ -68,7 +68,7 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
     from tilewright.runtime.load import read_manifest
 
     manifest = read_manifest(report.path)
-    layers = {}
+    layers: dict[str, int] = {}
     for launch in manifest.buckets[0].launches:
         parts = launch.group.split(".")
         if parts[0] == "layers" and len(parts) > 1:

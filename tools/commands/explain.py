@@ -68,7 +68,8 @@ def refuse_unknown(node: str, model: Graph, fused: Graph) -> None:
             users = ", ".join(graph.users[node][:4]) or "nobody"
             raise CommandError(f"node '{node}': is an operand, not a node: it is read by {users}")
     close = difflib.get_close_matches(node, names, n=3, cutoff=0.5)
-    have = f"did you mean {', '.join(close)}" if close else f"have {', '.join(list(names)[:3])}, ..."
+    some = ", ".join([*names][:3])
+    have = f"did you mean {', '.join(close)}" if close else f"have {some}, ..."
     raise CommandError(f"node '{node}': unknown among {len(names)} nodes: {have}")
 
 

@@ -170,6 +170,7 @@ def _print_result(result: RequestOutput | Asked, number: int, as_json: bool) -> 
 def _stream(engine: Engine, asked: Asked, settings: Mapping[str, Any]) -> bool:
     """Print the text of one prompt as it comes; then, on stderr, how fast it came."""
     from rich.console import Console
+
     from tilewright import runtime
 
     params = runtime.SamplingParams.from_mapping({**settings, **asked.params})
