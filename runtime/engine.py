@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tilewright.runtime.artifact import Manifest
+from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
 from tilewright.runtime.devices.cpu import CpuDevice
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
-from tilewright.runtime.load import load_artifact
 from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
 from tilewright.runtime.params import SamplingParams
 from tilewright.runtime.prompt import Message, Prompt, encode, load_tokenizer, render_chat

@@ -26,6 +26,7 @@ from tilewright.runtime.artifact import (
     evaluate,
     weight_tensor,
 )
+from tilewright.runtime.artifact_files import LoadedArtifact
 from tilewright.runtime.devices.cpu import (
     Array,
     Bytes,
@@ -36,7 +37,6 @@ from tilewright.runtime.devices.cpu import (
     Slot,
     numpy_type,
 )
-from tilewright.runtime.load import LoadedArtifact
 from tilewright.runtime.plan_check import bucket_limits, tensor_bytes
 
 _TORCH_TYPES = {"bf16": torch.bfloat16}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -84,8 +85,9 @@ class PeerProcess:
     def close(self) -> None:
         """End the process."""
         for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+            with suppress(BrokenPipeError):  # it may be gone already, with bytes still unsent
+                if stream is not None:
+                    stream.close()
         self._process.wait()
 
     def prefill_seconds(self, tokens: int) -> float:

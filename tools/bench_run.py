@@ -1,4 +1,4 @@
-"""Measurements taken in turns (A B C A B C ...), so that a slow minute touches all of them alike."""
+"""Measurements taken in turns (A B C A B C ...): a slow minute touches all of them alike."""
 
 from __future__ import annotations
 

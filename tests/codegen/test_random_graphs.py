@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
+
 from support.execute import random_inputs, run_artifact, run_reference
 from support.graphs import MAX_ROWS, RandomGraph, random_graph
 from support.tiny import SETTINGS, Tiny, build, quick_target
 from support.weights import RandomWeights
-
 from tilewright.graph import Graph
 from tilewright.graph.text import print_graph
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tilewright.runtime.artifact import LaunchRecord
+from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.devices import CpuDevice
 from tilewright.runtime.devices.cpu import numpy_type
 from tilewright.runtime.executor import Executor, as_torch
-from tilewright.runtime.load import load_artifact
 
 pytestmark = pytest.mark.cpu
 Write = Callable[..., Path]

@@ -14,9 +14,9 @@ from support.weights import RandomWeights
 from tilewright.graph import Graph, reference
 from tilewright.graph.dims import evaluate
 from tilewright.graph.types import BF16, I32
+from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.devices.cpu import CpuDevice
 from tilewright.runtime.executor import Executor
-from tilewright.runtime.load import load_artifact
 
 Arrays = Mapping[str, NDArray[Any]]
 EXACT_F32 = reference.HONOUR_CASTS

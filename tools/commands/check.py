@@ -15,8 +15,8 @@ from tilewright.tools.failures import FAILED, CommandError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tilewright.runtime.artifact_files import LoadedArtifact
     from tilewright.runtime.executor import Executor
-    from tilewright.runtime.load import LoadedArtifact
     from tilewright.tools.launch_check import Difference, LaunchCheck
     from tilewright.tools.progress import StageBars
 
@@ -53,9 +53,9 @@ def check_artifact(
 ) -> list[Difference]:
     """Return the worst error of every kernel that ran, in order of first use."""
     from tilewright.graph.text import parse_graph
+    from tilewright.runtime.artifact_files import load_artifact, verify_weights
     from tilewright.runtime.devices.cpu import CpuDevice
     from tilewright.runtime.executor import Executor
-    from tilewright.runtime.load import load_artifact, verify_weights
     from tilewright.tools.launch_check import LaunchCheck
 
     artifact = load_artifact(path)

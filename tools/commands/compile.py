@@ -65,7 +65,7 @@ def _compile(
 
 def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[str, Any]:
     """Return what was made, as plain JSON data. Launches are those of one step."""
-    from tilewright.runtime.load import read_manifest
+    from tilewright.runtime.artifact_files import read_manifest
 
     manifest = read_manifest(report.path)
     layers: dict[str, int] = {}

@@ -37,7 +37,7 @@ def explanation(artifact: Path, node: str) -> Lines:
     """Yield titles and texts; raise CommandError for a name that is no node."""
     from tilewright.graph.text import parse_graph
     from tilewright.runtime import ArtifactError
-    from tilewright.runtime.load import read_manifest
+    from tilewright.runtime.artifact_files import read_manifest
 
     try:
         manifest = read_manifest(artifact)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright.runtime.artifact_files import load_artifact, verify_weights
 from tilewright.runtime.devices import cpu
 from tilewright.runtime.errors import ArtifactError
-from tilewright.runtime.load import load_artifact, verify_weights
 
 pytestmark = pytest.mark.cpu
 Write = Callable[..., Path]
