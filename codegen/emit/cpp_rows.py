@@ -43,6 +43,7 @@ class _Nest:
     """Statements of the nest being printed, and the values it has computed so far."""
 
     index: tuple[str, ...]
+    stage: int
     pair: tuple[str, str] = ("", "")
     lines: list[str] = field(default_factory=list)
     done: dict[str, str] = field(default_factory=dict)
@@ -106,7 +107,7 @@ class RowPrinter:
         for elements in passes:
             body: list[str] = []
             for last, other, sign in elements:
-                state = _Nest((*index, last) if nest.shape else (), (other, sign))
+                state = _Nest((*index, last) if nest.shape else (), nest.stage, (other, sign))
                 for sink in nest.sinks:
                     self._store(state, self.inside[sink])
                 body += ["{", *("  " + line for line in state.lines), "}"]
@@ -176,7 +177,9 @@ class RowPrinter:
         """Return an operand at the element computed: in this nest, or from memory."""
         node = self.inside.get(value)
         same = node is not None and self.shape_of(node) == _walked(self, user)
-        if node is not None and same and value not in self.plan.arrays and node.op not in VIEWS:
+        # An array is complete only in a later stage: within a stage, nests stand in any order.
+        kept = value in self.plan.arrays and self.plan.stage[value] < nest.stage
+        if node is not None and same and not kept and node.op not in VIEWS:
             return self._value(nest, node)
         return self._element(value, nest.index, rank)
 
@@ -219,7 +222,7 @@ class RowPrinter:
         *outer, width = nest.shape
         lanes = self.lanes
         start, step = _REDUCE[node.op]
-        state = _Nest((*(f"i{axis}" for axis in range(len(outer))), "(j + l)"))
+        state = _Nest((*(f"i{axis}" for axis in range(len(outer))), "(j + l)"), nest.stage)
         value = self._read(state, node.inputs[0], self.body.type_of(node.inputs[0]).rank, node)
         body = [*state.lines, step.format("lane[l]", value)]
         full, tail = width // lanes * lanes, width % lanes

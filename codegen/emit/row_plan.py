@@ -7,7 +7,7 @@ in an array. Recomputing or keeping a value cannot change its bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.codegen.emit.cpp_types import inner_shape
@@ -30,10 +30,11 @@ class Nest:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Nests in order, and the nodes kept in arrays of one row."""
+    """Nests in order, the nodes kept in arrays of one row, and the stage of every node."""
 
     nests: tuple[Nest, ...]
     arrays: tuple[str, ...]
+    stage: Mapping[str, int]
 
 
 class RowPlanner:
@@ -48,6 +49,8 @@ class RowPlanner:
             for n in self.nodes
         }
         self.stage: dict[str, int] = {}
+        # A nest walks pairs of one kind only.
+        self.mixed = len({n.attr["pairing"] for n in self.nodes if n.op == "rotate_pairs"}) > 1
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Inner shape a node is computed over; a store walks its entries."""
@@ -62,7 +65,7 @@ class RowPlanner:
                 default=0,
             )
         arrays = tuple(n.name for n in self.nodes if self._needs_array(n))
-        return RowPlan(tuple(self._nests(frozenset(arrays))), arrays)
+        return RowPlan(tuple(self._nests(frozenset(arrays))), arrays, self.stage)
 
     def _ready(self, operand: Node, user: Node) -> int:
         """Stage from which `user` can read `operand`."""
@@ -83,7 +86,9 @@ class RowPlanner:
         """Say whether users need the node in an array, whatever their stage."""
         users = self.users[node.name]
         reduced = [u for u in users if _is(u, Kind.REDUCE)]
-        if reduced and len(users) > 1:
+        if reduced and (len(users) > 1 or self._pairing(node)):
+            return True
+        if node.op == "rotate_pairs" and self.mixed:
             return True
         return any(not _walks_elements(u) or self._other_shape(node, u) for u in users)
 

@@ -161,10 +161,12 @@ def _rotate(c: Component, x: Drawn) -> Drawn | None:
 
 
 def _rotary(c: Component, x: Drawn) -> Drawn | None:
-    """x * a + rotated(x) * b, as rotary embeddings have it."""
-    turned = _rotate(c, x)
-    if turned is None:
+    """x * a + rotated(x) * b, as rotary embeddings have it; or a sum of two rotations."""
+    turned, other = _rotate(c, x), _rotate(c, x)
+    if turned is None or other is None:
         return None
+    if c.r.random() < 0.3:
+        return _op(c, "add", turned, other)
     return _op(c, "add", _op(c, "scale", x, factor=0.5), _op(c, "scale", turned, factor=0.25))
 
 
