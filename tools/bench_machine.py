@@ -177,3 +177,16 @@ def _touched(num_bytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     pages = np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), np.uint8)
     pages[...] = 1
     return pages
+
+
+def processor() -> str:
+    """Return the name the system gives its first processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "unknown"
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "CPU part"):
+            return value.strip()
+    return "unknown"

@@ -1,0 +1,101 @@
+"""`tilewright bench ARTIFACT`: how fast an artifact is, as fractions of what the machine can do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from tilewright.tools.bench_settings import BenchSettings
+
+
+def bench_command(
+    artifact: Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")],
+    threads: Annotated[
+        Optional[int], typer.Option("--threads", help="Worker threads; default: all cores.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the measured prompt.")] = 512,
+    decode_tokens: Annotated[int, typer.Option(help="Tokens each request generates.")] = 64,
+    batch: Annotated[str, typer.Option(help="Requests decoded together, as 1,8.")] = "1,8",
+    context: Annotated[int, typer.Option(help="Tokens in the cache when decoding starts.")] = 64,
+    repeat: Annotated[int, typer.Option(help="Samples of every figure, taken in turns.")] = 5,
+    output: Annotated[
+        Optional[Path], typer.Option("--output", "-o", help="JSON file to write.")
+    ] = None,
+    png: Annotated[Optional[Path], typer.Option("--png", help="Picture to write.")] = None,
+    peer: Annotated[
+        Optional[list[str]],
+        typer.Option("--peer", help="llama.cpp=FILE.gguf or transformers; may be repeated."),
+    ] = None,
+    peer_python: Annotated[
+        str, typer.Option(help="Interpreter (3.11 or later) that has the peers installed.")
+    ] = sys.executable,
+    by_kernel: Annotated[
+        bool, typer.Option("--by-kernel", help="Also time every kernel of a step.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Measure an artifact beside the machine's own read bandwidth and multiply-add rate."""
+    from tilewright.runtime.devices.cpu import default_num_threads
+    from tilewright.tools.bench_plot import plot, require_matplotlib
+    from tilewright.tools.bench_settings import BenchSettings, parse_batches
+
+    settings = BenchSettings(
+        threads=default_num_threads() if threads is None else threads,
+        prompt_tokens=prompt_tokens,
+        decode_tokens=decode_tokens,
+        batches=parse_batches(batch),
+        start=context,
+        repeat=repeat,
+    )
+    if png is not None:
+        require_matplotlib()
+    report = _measure(artifact, settings, peer or [], peer_python, by_kernel)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if png is not None:
+        plot(report, png)
+    _show(report, as_json=as_json)
+
+
+def _measure(
+    artifact: Path, settings: BenchSettings, peers: list[str], peer_python: str, by_kernel: bool
+) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tilewright.runtime.artifact_files import read_manifest
+    from tilewright.tools.artifact_text import named
+    from tilewright.tools.bench_peer_process import parse_peer
+    from tilewright.tools.bench_session import run_bench
+    from tilewright.tools.bench_settings import check_settings
+
+    with named(artifact):
+        manifest = read_manifest(artifact)
+    check_settings(settings, manifest)
+    requests = [r for text in peers for r in parse_peer(text, manifest.model.config)]
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("measure", total=None)
+        return run_bench(
+            artifact,
+            settings,
+            requests,
+            peer_python=peer_python,
+            by_kernel=by_kernel,
+            progress=lambda done, total: bars.update(task, completed=done, total=total),
+        )
+
+
+def _show(report: dict[str, Any], *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from tilewright.tools.bench_report import print_report
+
+    if as_json:
+        print(json.dumps(report))
+    else:
+        print_report(report, Console(width=None if sys.stdout.isatty() else 160))
