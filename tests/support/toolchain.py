@@ -1,4 +1,4 @@
-"""The C++ toolchain of a target with its headers parsed once, which makes small kernels quick to build.
+"""The C++ toolchain of a target with its headers parsed once: quick for small kernels.
 
 Same compiler, same flags, same text: only the time differs.
 """

@@ -15,7 +15,7 @@ from tilewright.graph.types import ElementType
 
 
 class RandomWeights:
-    """Tensors of a graph, drawn by name: what the packer reads and what the reference computes with.
+    """Tensors of a graph, drawn by name: for the packer and for the reference.
 
     `spread`: values are scaled by 2^e with e uniform in +-spread, column by column.
     """
