@@ -179,7 +179,7 @@ def _touched(num_bytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return pages
 
 
-def processor() -> str:
+def cpu_name() -> str:
     """Return the name the system gives its first processor."""
     try:
         text = Path("/proc/cpuinfo").read_text()

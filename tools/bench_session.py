@@ -23,7 +23,7 @@ from tilewright.tools.bench_engine import (
     run_seconds,
 )
 from tilewright.tools.bench_kernels import time_step
-from tilewright.tools.bench_machine import READ_BYTES, MachineProbe, processor
+from tilewright.tools.bench_machine import READ_BYTES, MachineProbe, cpu_name
 from tilewright.tools.bench_memory import measure_load
 from tilewright.tools.bench_peer_process import PeerProcess, PeerRequest
 from tilewright.tools.bench_run import Measure, Result, find, take_turns
@@ -168,7 +168,7 @@ def _heading(
         "version": __version__,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {
-            "cpu": processor(),
+            "cpu": cpu_name(),
             "architecture": platform.machine(),
             "system": f"{platform.system()} {platform.release()}",
             "python": platform.python_version(),
