@@ -42,7 +42,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	@test -f $(ARTIFACT)/manifest.json || { echo "artifact '$(ARTIFACT)': missing: run 'make demo' first" >&2; exit 1; }
-	@$(BIN)/tilewright bench $(ARTIFACT)
+	@$(BIN)/tilewright bench $(ARTIFACT) -o out/bench.json --png out/bench.png
 
 clean:
 	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis
