@@ -48,10 +48,9 @@ def run_reported(run: Callable[[], Any]) -> int:
     try:
         code = run()
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        code = code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:
         # The reader left; nothing more may be written, also not when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -62,6 +61,9 @@ def run_reported(run: Callable[[], Any]) -> int:
             raise
         print(f"error: {sentence}", file=sys.stderr)
         return USAGE if isinstance(error, _UsageError) else FAILED
+    if code == INTERRUPTED:  # also how typer reports Ctrl-C
+        print("interrupted", file=sys.stderr)
+    return code
 
 
 class Commands(TyperGroup):

@@ -106,7 +106,7 @@ def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0)
             found[name] = str(type_.dtype), _random(type_, step.dims, rng)
     kept = {*body.weight, *body.state}
     size = sum(array.nbytes for name, (_, array) in found.items() if name in kept)
-    copies = min(MAX_COPIES, -(-rotated_bytes // size)) if size else 1
+    copies = max(1, min(MAX_COPIES, -(-rotated_bytes // size))) if size else 1
     return [
         Operand(dtype, tuple(_placed(array) for _ in range(copies if name in kept else 1)))
         for name, (dtype, array) in found.items()

@@ -53,7 +53,8 @@ def write_model(folder: Path) -> Path:
     rows = {
         "self_attn.q_proj": (queries, HIDDEN), "self_attn.k_proj": (entries, HIDDEN),
         "self_attn.v_proj": (entries, HIDDEN), "self_attn.o_proj": (HIDDEN, queries),
-        "mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN), "mlp.down_proj": (HIDDEN, MLP),
+        "mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN),
+        "mlp.down_proj": (HIDDEN, MLP),
     }  # fmt: skip
     for i in range(LAYERS):
         shapes |= {f"model.layers.{i}.{k}.weight": v for k, v in rows.items()}

@@ -62,7 +62,7 @@ class Talk:
         self._engine, self._settings = engine, settings
         self._first = [{"role": "system", "content": system}] if system is not None else []
         self._messages = list(self._first)
-        self._notes = Console(stderr=True, highlight=False)
+        self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def run(self, lines: Iterator[str]) -> None:
         """Answer every line until the last one, or /exit."""
@@ -89,7 +89,7 @@ class Talk:
         try:
             said = self._stream(self._engine.chat_prompt(messages))
         except RequestError as error:
-            self._notes.print(f"error: {error}", markup=False)
+            print(f"error: {error}", file=sys.stderr)
             return
         self._messages = [*messages, {"role": "assistant", "content": said}]
 

@@ -1,0 +1,97 @@
+"""A conversation: history, an answer that is stopped, and one that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tilewright.runtime import RequestError, SamplingParams, StreamEvent
+from tilewright.tools.commands import chat
+
+
+@dataclass
+class FakeModel:
+    max_context: int = 64
+
+
+@dataclass
+class FakeEngine:
+    """Answers with three pieces; Ctrl-C comes in the middle where `stops` says so."""
+
+    stops: set[int] = field(default_factory=set)
+    prompts: list[Any] = field(default_factory=list)
+    params: list[SamplingParams] = field(default_factory=list)
+    model: FakeModel = field(default_factory=FakeModel)
+    tokenizer: None = None
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+        self.prompts.append(list(messages))
+        if messages[-1]["content"] == "refuse":
+            raise RequestError("chat: refused")
+        return list(messages)
+
+    def stream(self, prompt: object, params: SamplingParams) -> Iterator[StreamEvent]:
+        self.params.append(params)
+        for i in range(3):
+            if i == 2 and len(self.params) in self.stops:
+                raise KeyboardInterrupt
+            yield StreamEvent(0, f"{i}", (i,))
+
+
+@pytest.fixture(autouse=True)
+def one_token_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.runtime.prompt.encode", lambda prompt, *rest: prompt)
+
+
+def talk(engine: FakeEngine, *lines: str, system: str | None = None) -> None:
+    chat.Talk(engine, {"temperature": 0.5}, system).run(iter(lines))  # type: ignore[arg-type]
+
+
+def test_history_grows_and_is_reset(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    talk(engine, "a", "b", "/reset", "c", "/exit", "d", system="s")
+    first = {"role": "system", "content": "s"}
+    said = [[m["content"] for m in prompt] for prompt in engine.prompts]
+    assert said == [["s", "a"], ["s", "a", "012", "b"], ["s", "c"]]
+    assert all(prompt[0] == first for prompt in engine.prompts)
+    assert capsys.readouterr().out == "012\n" * 3
+
+
+def test_ctrl_c_ends_the_answer_only(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine(stops={1})
+    talk(engine, "a", "b")
+    assert [m["content"] for m in engine.prompts[1]] == ["a", "01", "b"]
+    assert capsys.readouterr().out == "01\n012\n"
+
+
+def test_a_refused_line_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    talk(engine, "refuse", "b")
+    assert [m["content"] for m in engine.prompts[1]] == ["b"]
+    assert "error: chat: refused\n" in capsys.readouterr().err
+
+
+def test_answers_fit_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine(model=FakeModel(max_context=4))
+    talk(engine, "a", "b")
+    assert [p.max_tokens for p in engine.params] == [3, 1]
+
+
+def test_ctrl_c_at_the_prompt_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed: list[Any] = ["a", KeyboardInterrupt(), "b", EOFError()]
+
+    def read(prompt: str) -> str:
+        item = typed.pop(0)
+        if isinstance(item, BaseException):
+            raise item
+        return str(item)
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert list(chat._lines()) == ["a", "b"]
+    assert capsys.readouterr().err == "\n(/exit or Ctrl-D to leave)\n"

@@ -1,0 +1,171 @@
+"""Compiling: the summary, and that nothing is left behind where it fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.runtime.artifact_files import load_artifact, read_manifest
+
+from .conftest import Call, start
+
+pytestmark = pytest.mark.cpu
+
+FEW = ("--max-tokens-per-step", "4")
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_json_summary(call: Call, model: Path, artifact: Path, tmp_path: Path) -> None:
+    done = call("compile", model, "-o", tmp_path / "out", *FEW, "--json")
+    assert done.code == 0, done.err
+    (summary,) = done.lines
+    assert summary.pop("seconds") > 0  # type: ignore[operator]
+    assert summary.pop("tuning")["measured"] == 0  # type: ignore[index]
+    manifest = read_manifest(artifact)
+    assert summary == {
+        "path": str(tmp_path / "out"),
+        "kernels": len(manifest.kernels),
+        "kernels_compiled": 0,
+        "launches_per_step": len(manifest.buckets[0].launches),
+        "launches_per_layer": 6,
+        "weights_bytes": manifest.weights_bytes,
+        "dtype": "float32",
+        "mode": "deterministic",
+        "target": manifest.target.variant,
+        "numerics_digest": manifest.numerics_digest,
+    }
+    assert left(tmp_path) == ["out"]
+
+
+def test_summary_as_text(call: Call, model: Path, artifact: Path, tmp_path: Path) -> None:
+    done = call("compile", model, "-o", tmp_path / "out", *FEW)
+    titles = [line[:11].strip() for line in done.out.splitlines()]
+    assert titles == [
+        "artifact", "kernels", "launches", "weights", "computes in", "numerics", "time"
+    ]  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+
+
+def test_unknown_model(call: Call, tmp_path: Path) -> None:
+    done = call("compile", "no-such", "-o", tmp_path / "out")
+    assert done.code == 1
+    assert done.err == (
+        "error: model 'no-such': not a file, a directory or a packaged name: got 'no-such', "
+        "want one of smollm2-135m, or a path\n"
+    )
+    assert left(tmp_path) == []
+
+
+def test_no_compiler(call: Call, model: Path, tmp_path: Path) -> None:
+    missing = {"TILEWRIGHT_CXX": "/nonexistent"}
+    done = call("compile", model, "-o", tmp_path / "out", "--target", "cpu:x86-64-v3",
+                environment=missing)  # fmt: skip
+    assert done.code == 1
+    assert done.err == (
+        "error: target 'x86-64-v3': no C++ compiler found: looked for /nonexistent; "
+        "install g++ or name one in TILEWRIGHT_CXX\n"
+    )
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--target", "gpu"],
+         "target 'gpu': unknown: have cpu (cpu:x86-64-v3, cpu:x86-64-v4, cpu:x86-64-v4-bf16, "
+         "cpu:aarch64)"),
+        (["--target", "cpu:z80"],
+         "cpu variant 'z80': unknown: have x86-64-v3, x86-64-v4, x86-64-v4-bf16, aarch64"),
+        (["--max-context", "97"],
+         "setting 'max_context': longer than the model's own: got 97, want at most 96"),
+    ],
+)  # fmt: skip
+def test_bad_settings(
+    call: Call, model: Path, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    done = call("compile", model, "-o", tmp_path / "out", *options)
+    assert (done.code, done.err) == (1, f"error: {sentence}\n")
+    assert left(tmp_path) == []
+
+
+def test_a_folder_of_other_files_is_refused(call: Call, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = call("compile", model, "-o", tmp_path, *FEW)
+    assert done.code == 1
+    assert done.err == (
+        f"error: output '{tmp_path}': holds other files and no manifest.json: "
+        "want a new or empty directory\n"
+    )
+    assert left(tmp_path) == ["notes.txt"]
+
+
+def test_a_full_disk_leaves_nothing(
+    call: Call, model: Path, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tilewright.codegen import compile as compiling
+
+    def full(*arguments: Any, **settings: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(compiling, "weight_record", full)
+    done = call("compile", model, "-o", tmp_path / "out", *FEW)
+    assert done.code == 1
+    assert done.err == (
+        f"error: output '{tmp_path / 'out'}': the disk is full; nothing was left behind\n"
+    )
+    assert left(tmp_path) == []
+
+
+def test_a_failed_compile_keeps_the_artifact_before(
+    call: Call, model: Path, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tilewright.codegen import compile as compiling
+
+    assert call("compile", model, "-o", tmp_path / "out", *FEW).code == 0
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+
+    def interrupt(*arguments: Any, **settings: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling, "weight_record", interrupt)
+    done = call("compile", model, "-o", tmp_path / "out", *FEW)
+    assert (done.code, done.out, done.err) == (130, "", "interrupted\n")
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+    assert left(tmp_path) == ["out"]
+
+
+def test_an_interrupted_process_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    """Interrupt the real process while compilers run, into a cache that is empty."""
+    cache = tmp_path / "cache"
+    process = start("compile", model, "-o", tmp_path / "out", *FEW,
+                    environment={"TILEWRIGHT_CACHE": str(cache)})  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(cache.glob("objects/build-*/*.cpp")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert left(tmp_path) == ["cache"]
+    assert not list(cache.glob("objects/build-*"))
+
+
+def test_two_compiles_into_one_directory(
+    model: Path, artifact: Path, cache: Path, tmp_path: Path
+) -> None:
+    both = [start("compile", model, "-o", tmp_path / "out", *FEW, "--json") for _ in range(2)]
+    ends = [(p.communicate(timeout=120), p.returncode) for p in both]
+    for (out, err), code in ends:
+        assert (code, err) == (0, ""), err
+        assert json.loads(out)["path"] == str(tmp_path / "out")
+    assert load_artifact(tmp_path / "out").manifest.model.name == "tiny"
+    assert left(tmp_path) == ["out"]
