@@ -31,7 +31,7 @@ CONFIG: Mapping[str, Any] = {
     "tie_word_embeddings": True, "max_position_embeddings": 256,
 }  # fmt: skip
 SETTINGS = CompileConfig(
-    max_context=256, max_tokens_per_step=24, max_requests=8, block_size=8, dtype="float32"
+    max_context=256, max_tokens_per_step=24, max_requests=24, block_size=8, dtype="float32"
 )
 QUANTISED = {"q4_1": "q4_1[g=32,axis=1,scale=f16]", "q8_0": "q8_0[g=32,axis=1,scale=f16]"}
 
