@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 import tilewright.templates
+from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.cpp_rows import RowPrinter, Sink
 from tilewright.codegen.emit.cpp_types import (
     PACKED,
@@ -218,7 +219,8 @@ def _prologue(spec: KernelSpec, activation: str, rows: Dim) -> tuple[str, str]:
     body, type_ = spec.body, spec.body.type_of(activation)
     k = constant(type_.shape[-1])
     if activation not in body.node:
-        if type_.dtype.name == "f32":
+        in_place = spec.numerics.scale_order != "factored"  # that order rescales its rows
+        if type_.dtype.name == "f32" and in_place:
             return "", (
                 "static inline const float* input_row(const Args& args, int64_t row) { "
                 f"return args.{activation} + row * {k}; }}"
@@ -227,7 +229,7 @@ def _prologue(spec: KernelSpec, activation: str, rows: Dim) -> tuple[str, str]:
         text = f"  for (int64_t j = 0; j < {k}; ++j) a[j] = {load};"
     else:
         before = _ancestors(body, activation)
-        sinks = {activation: Sink("array", "a")}
+        sinks = {root_of(body, activation): Sink("array", "a")}  # a view has no loop of its own
         text = RowPrinter(body, before, rows, sinks, spec.numerics.lanes).text()
     head = "static inline void prologue(const Args& args, int64_t row, float* __restrict a) {"
     return f"{head}\n{text}\n}}", ""
