@@ -1,0 +1,47 @@
+"""`tilewright inspect ARTIFACT`: any stage as text or JSON, a kernel's source, or one page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def inspect_command(
+    artifact: Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")],
+    stage: Annotated[
+        Optional[str],
+        typer.Option(
+            help="model, fused, plan, kernels, numerics, memory, coverage or manifest; "
+            "default: a summary."
+        ),
+    ] = None,
+    kernel: Annotated[
+        Optional[str], typer.Option(help="Print the source of a kernel, group or node.")
+    ] = None,
+    html: Annotated[Optional[Path], typer.Option(help="Write one self-contained page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the stage as JSON.")] = False,
+) -> None:
+    """Show what an artifact holds. Needs neither its target nor a compiler."""
+    from tilewright.runtime import RequestError
+    from tilewright.tools.artifact_text import ArtifactText
+    from tilewright.tools.inspect_text import kernel_source, stage_facts, stage_text
+
+    if kernel is not None and (stage is not None or as_json):
+        raise RequestError("inspect 'kernel': prints a source: want no --stage or --json beside it")
+    opened = ArtifactText(artifact)
+    if html is not None:
+        from tilewright.tools.inspect_html import page
+
+        html.write_text(page(opened), encoding="utf-8")
+        if stage is None and kernel is None and not as_json:
+            return
+    if kernel is not None:
+        sys.stdout.write(kernel_source(opened, kernel))
+    elif as_json:
+        print(json.dumps(stage_facts(opened, stage)))
+    else:
+        sys.stdout.write(stage_text(opened, stage))
