@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.runtime import Engine, SamplingParams
-from tilewright.runtime.artifact import KernelRecord, LaunchRecord, Manifest, evaluate
+from tilewright.runtime.artifact import KernelRecord, LaunchRecord, Manifest, WeightRecord, evaluate
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.plan_check import tensor_bytes
 
@@ -128,11 +129,14 @@ class CostTable:
     """Costs of launches, from the manifest."""
 
     manifest: Manifest
-    kernels: Mapping[str, KernelRecord] = field(init=False)
 
-    def __post_init__(self) -> None:
-        table = {k.symbol: k for k in self.manifest.kernels}
-        object.__setattr__(self, "kernels", table)
+    @cached_property
+    def kernels(self) -> Mapping[str, KernelRecord]:
+        return {k.symbol: k for k in self.manifest.kernels}
+
+    @cached_property
+    def _weights(self) -> Mapping[str, WeightRecord]:
+        return {w.name: w for w in self.manifest.weights}
 
     def launch(self, launch: LaunchRecord, dims: Mapping[str, int]) -> tuple[int, int]:
         """Return operations and bytes of one launch."""
@@ -146,13 +150,19 @@ class CostTable:
         return StepCost(sum(f for f, _ in costs), sum(b for _, b in costs), weights)
 
     def _weight_bytes(self, launch: LaunchRecord, dims: Mapping[str, int]) -> int:
-        """Weights read by a launch; of a table that is looked up, only the rows of the tokens."""
-        sizes = {w.name: w for w in self.manifest.weights}
-        used = [sizes[a.name] for a in launch.arguments if a.kind == "weight"]
-        total = sum(w.num_bytes for w in used)
-        if total <= self.launch(launch, dims)[1]:
-            return total
-        return sum(min(w.num_bytes, w.num_bytes * dims["tokens"] // w.shape[0]) for w in used)
+        """Weights read by a launch; of a table that is looked up, only the rows of the tokens.
+
+        Bytes that do not grow with any dim are weights read whole; packing may pad these.
+        """
+        fixed = evaluate(self.kernels[launch.kernel].num_bytes, dict.fromkeys(dims, 0))
+        total = 0
+        for argument in launch.arguments:
+            if argument.kind == "weight":
+                weight = self._weights[argument.name]
+                is_table = weight.num_bytes > 2 * fixed
+                rows = min(dims["tokens"], weight.shape[0]) if is_table else weight.shape[0]
+                total += weight.num_bytes * rows // weight.shape[0]
+        return total
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:

@@ -28,9 +28,10 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = _names(report)
-    figure = Figure(figsize=(3.1 * len(names) + 4.4, 4.6), layout="constrained")
+    rows = len({r["who"] for r in report["results"]})
+    figure = Figure(figsize=(4.1 * len(names) + 5.0, 2.4 + 0.5 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(names) + 1, width_ratios=[1.0] * len(names) + [1.5])
+    axes = figure.subplots(1, len(names) + 1, width_ratios=[1.0] * len(names) + [1.3])
     for axis, name in zip(axes, names, strict=False):
         _draw_rates(axis, report, name)
     _draw_fractions(axes[-1], report["derived"])
@@ -50,19 +51,24 @@ def _names(report: Mapping[str, Any]) -> list[str]:
 
 def _draw_rates(axis: Any, report: Mapping[str, Any], name: str) -> None:
     rows = [r for r in report["results"] if r["name"] == name]
-    values = [r["median"] for r in rows]
-    spread = [
-        [r["median"] - r["low"] for r in rows],
-        [r["high"] - r["median"] for r in rows],
-    ]
-    colours = _colours([r["who"] for r in rows])
-    axis.bar(range(len(rows)), values, color=colours, yerr=spread, capsize=3, ecolor="#334155")
-    for i, (value, row) in enumerate(zip(values, rows, strict=True)):
-        axis.text(i, row["high"], f"{value:.0f}", ha="center", va="bottom", fontsize=9)
-    labels = [f"{r['who']}\n{r['dtype'].replace(', ', chr(10))}" for r in rows]
-    axis.set_xticks(range(len(rows)), labels, fontsize=7, rotation=35, ha="right")
-    axis.set_title(f"{figure_name(name, report['settings'])}\ntokens/s", fontsize=10)
-    axis.set_ylim(0, max(r["high"] for r in rows) * 1.15)
+    values, most = [r["median"] for r in rows], max(r["high"] for r in rows)
+    spread = [[r["median"] - r["low"] for r in rows], [r["high"] - r["median"] for r in rows]]
+    axis.barh(
+        range(len(rows)),
+        values,
+        height=0.62,
+        color=_colours([r["who"] for r in rows]),
+        xerr=spread,
+        capsize=3,
+        ecolor="#334155",
+    )
+    for i, row in enumerate(rows):
+        axis.text(row["high"] + most * 0.03, i, f"{row['median']:.0f}", va="center", fontsize=9)
+    labels = [f"{r['who']}\n{r['dtype']}" for r in rows]
+    axis.set_yticks(range(len(rows)), labels, fontsize=7.5)
+    axis.set_title(f"{figure_name(name, report['settings'])}, tokens/s", fontsize=10)
+    axis.set_xlim(0, most * 1.22)
+    axis.set_ylim(len(rows) - 0.4 + max(0, 2 - len(rows)), -0.6)
     axis.spines[["top", "right"]].set_visible(False)
 
 

@@ -167,6 +167,10 @@ def _script_data(
         "sources": {k.symbol: artifact.text(k.source) for k in manifest.kernels},
         "schedules": {k.symbol: dict(k.schedule) for k in manifest.kernels},
         "numerics": {k.symbol: dict(k.numerics) for k in manifest.kernels},
+        "costs": {
+            k.symbol: f"{extent_text(k.flops)} flops, {extent_text(k.num_bytes)} bytes"
+            for k in manifest.kernels
+        },
         "plans": plans,
     }
     text = json.dumps(tree, separators=(",", ":"))

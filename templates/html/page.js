@@ -87,6 +87,7 @@ function show(id) {
     const buckets = Object.keys(group.kernels).filter((b) => group.kernels[b] === symbol);
     section(`kernel ${symbol}, in ${buckets.join(", ")}`);
     detail.append(make("div", `numerics: ${pairs(data.numerics[symbol])}`, "note"));
+    detail.append(make("div", `cost: ${data.costs[symbol]}`, "note"));
     detail.append(make("div", `schedule: ${pairs(data.schedules[symbol])}`, "note"));
     const fold = make("details"), code = make("pre", "", "code");
     fold.append(make("summary", "source"), code);
