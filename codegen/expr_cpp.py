@@ -1,6 +1,7 @@
 """The C++ spelling of the step language.
 
-Needs `-ffp-contract=off`. `-fno-math-errno` and `-fno-trapping-math` change no bits; without the
+Needs `-ffp-contract=off`, and products behind a barrier: g++ 12 forms `vfmaddsub` of a product and
+sums of alternating sign in spite of that flag. `-fno-math-errno` and `-fno-trapping-math` change no bits; without the
 second, g++ 12 keeps branches where it could select, and loops over our functions stay scalar.
 """
 
@@ -16,7 +17,7 @@ from tilewright.codegen.elementary_steps import Definition, Literal
 CPP_OPERATIONS = {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
+    "mul": "tw_mul({0}, {1})",
     "div": "({0} / {1})",
     "fma": "__builtin_fmaf({0}, {1}, {2})",
     "neg": "(-{0})",
@@ -45,8 +46,17 @@ _INLINE = "static inline __attribute__((always_inline, unused))"
 
 
 def cpp_header() -> str:
-    """Return the includes and the two conversions between bits and values."""
+    """Return the includes, the product, and the two conversions between bits and values."""
     return f"""#include <cstdint>
+
+{_INLINE} float tw_mul(float a, float b) {{
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(a * b);
+#endif
+#endif
+  return a * b;
+}}
 
 {_INLINE} int32_t tw_bits(float x) {{
   int32_t bits;

@@ -24,14 +24,14 @@ X, Y, Z = (s.Var(n) for n in NAMES)
 @pytest.mark.parametrize(
     ("expr", "text"),
     [
-        (s.add(s.mul(X, Y), 1.0), "((a[i] * b[i]) + 0x1p+0f)"),
+        (s.add(s.mul(X, Y), 1.0), "(tw_mul(a[i], b[i]) + 0x1p+0f)"),
         (s.sub(X, s.sub(Y, Z)), "(a[i] - (b[i] - c[i]))"),
         (s.call("fma", X, Y, Z), "__builtin_fmaf(a[i], b[i], c[i])"),
         (s.call("neg", s.call("neg", X)), "(-(-a[i]))"),
         (s.sub(X, -0.5), "(a[i] - (-0x1p-1f))"),
         (s.call("max", X, s.call("min", Y, 7.0)), "tw_max(a[i], tw_min(b[i], 0x1.cp+2f))"),
         (s.call("select_lt", X, 0.0, Y, Z), "(a[i] < 0x0p+0f ? b[i] : c[i])"),
-        (s.mul(X, s.call("sigmoid", X)), "(a[i] * tw_sigmoid(a[i]))"),
+        (s.mul(X, s.call("sigmoid", X)), "tw_mul(a[i], tw_sigmoid(a[i]))"),
         (s.call("round_bf16", s.div(X, Y)), "tw_round_bf16((a[i] / b[i]))"),
         (s.call("sqrt", s.call("abs", X)), "__builtin_sqrtf(__builtin_fabsf(a[i]))"),
         (s.Const(0.1), "0x1.99999ap-4f"),
