@@ -1,8 +1,9 @@
 """The C++ spelling of the step language.
 
 Needs `-ffp-contract=off`, and products behind a barrier: g++ 12 forms `vfmaddsub` of a product and
-sums of alternating sign in spite of that flag. `-fno-math-errno` and `-fno-trapping-math` change no bits; without the
-second, g++ 12 keeps branches where it could select, and loops over our functions stay scalar.
+sums of alternating sign in spite of that flag. `-fno-math-errno` and `-fno-trapping-math` change no
+bits; without the second, g++ 12 keeps branches where it could select, and loops over our functions
+stay scalar.
 """
 
 from __future__ import annotations
