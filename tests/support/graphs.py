@@ -290,3 +290,26 @@ def _without_unused_inputs(graph: Graph) -> Graph:
         inputs=tuple(i for i in graph.inputs if i.name in kept),
         dims=tuple(d for d in graph.dims if d.name in dims),
     )
+
+
+def shuffled(graph: Graph, seed: int) -> Graph:
+    """The graph with its nodes in another topological order and under other names."""
+    r, waiting, nodes = random.Random(seed), list(graph.nodes), []
+    done = set(graph.types) - set(graph.node)
+    while waiting:
+        node = r.choice([n for n in waiting if done.issuperset(n.inputs)])
+        waiting.remove(node)
+        nodes.append(node)
+        done.add(node.name)
+    fresh = [f"n{i}" for i in range(len(nodes))]
+    r.shuffle(fresh)
+    name = {n.name: f for n, f in zip(nodes, fresh, strict=True)}
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(n, name=name[n.name], inputs=tuple(name.get(i, i) for i in n.inputs))
+            for n in nodes
+        ),
+        outputs=tuple((public, name.get(v, v)) for public, v in graph.outputs),
+        state_outputs=tuple((s, name.get(v, v)) for s, v in graph.state_outputs),
+    )
