@@ -285,7 +285,8 @@ class RowPrinter:
                 scratch.insert(0, f"int32_t indices[{count}];")
                 call = f"{source}, {width}, {count}, indices, {target}, scratch"
             lines = [*scratch, f"tw_top_k_row({call});"]
-        return _looped(["{", *("  " + line for line in lines), "}"], outer)
+        body = _looped(["{", *("  " + line for line in lines), "}"], outer)
+        return body + self._copied(node) if node.name in self.plan.arrays else body
 
     def _row_of(self, value: str) -> tuple[int, ...]:
         type_ = self.body.type_of(value)
@@ -306,8 +307,6 @@ class RowPrinter:
     def _result(self, node: Node) -> str:
         """Return the pointer a whole-row op writes to."""
         if node.name in self.plan.arrays:
-            if node.name in self.sinks:
-                raise LowerError(f"{node.op} '{node.name}': is read here and elsewhere: want one")
             return _array(node.name)
         return (
             f"(args.{self.sinks[node.name].target} + row * "
@@ -325,12 +324,17 @@ class RowPrinter:
             f'{array}[j] = __builtin_nanf("");',
             f"else tw_row_{panel_format(type_.dtype)}(args.{table}, id, {width}, {array});",
         ]
+        return ["{", *("  " + line for line in [*lines, *self._copied(node)]), "}"]
+
+    def _copied(self, node: Node) -> list[str]:
+        """Copy a node's array to where else the node goes."""
         sink = self.sinks.get(node.name)
-        if sink is not None:
-            target = sink.target if sink.kind == "array" else f"args.{sink.target}"
-            at = "j" if sink.kind == "array" else f"row * {width} + j"
-            lines.append(f"for (int64_t j = 0; j < {width}; ++j) {target}[{at}] = {array}[j];")
-        return ["{", *("  " + line for line in lines), "}"]
+        if sink is None:
+            return []
+        width = constant(product(self.shape_of(node)))
+        target = sink.target if sink.kind == "array" else f"args.{sink.target}"
+        at = "j" if sink.kind == "array" else f"row * {width} + j"
+        return [f"for (int64_t j = 0; j < {width}; ++j) {target}[{at}] = {_array(node.name)}[j];"]
 
 
 _REDUCE = {
