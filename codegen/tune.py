@@ -19,7 +19,7 @@ from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.numerics import alternatives, derive
 from tilewright.codegen.plan import Bucket, Candidate, Chooser, bucket_rows
 from tilewright.codegen.select import Choice
-from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
+from tilewright.codegen.spec import KernelSpec, Numerics
 from tilewright.codegen.target import Target
 from tilewright.graph.errors import LowerError
 
@@ -78,7 +78,10 @@ class TuningRecords:
 
 def _read(path: Path) -> list[TuningRecord]:
     try:
-        return [TuningRecord(**row) for row in json.loads(path.read_text())]
+        rows = json.loads(path.read_text())
+        if not isinstance(rows, list):
+            raise TypeError(f"got {type(rows).__name__}, want a list")
+        return [TuningRecord(**row) for row in rows]
     except (ValueError, TypeError) as error:
         raise LowerError(
             f"tuning records '{path}': not readable: {error}; delete the file to tune again"
@@ -154,11 +157,22 @@ def tuned_choice(
             records.add(record)
         if record is None:
             return fallback(body, choice, bucket)
-        numerics = Numerics(**record.numerics)  # type: ignore[arg-type]
-        schedule = Schedule.of(**record.schedule)
-        return Candidate(choice.template, numerics, schedule)
+        for candidate in candidates(body, choice, bucket, target, config):
+            if _matches(candidate, record):
+                return candidate
+        raise LowerError(
+            f"tuning record '{record.kernel}' ({record.bucket}): is none of the candidates: "
+            f"delete '{records.path}' to tune again"
+        )
 
     return choose
+
+
+def _matches(candidate: Candidate, record: TuningRecord) -> bool:
+    return (
+        candidate.numerics.to_json() == record.numerics
+        and candidate.schedule.to_json() == record.schedule
+    )
 
 
 def _tune(
