@@ -49,7 +49,6 @@ from tilewright.runtime.artifact import (
     to_json,
 )
 
-LIBRARY = "kernels/kernels.so"
 WEIGHTS = "weights.bin"
 
 
@@ -101,11 +100,13 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
     built = cache.build(sources, jobs=job.jobs, progress=progress)
     with staging(output) as stage:
         (stage / "kernels").mkdir()
-        job.toolchain.link(built.objects, stage / LIBRARY)
+        library = library_name(built.objects)
+        job.toolchain.link(built.objects, stage / library)
         _write_sources(stage, job, lowered, plans, sources)
         weights, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
         manifest = _manifest(
             stage,
+            library,
             job,
             lowered.graph,
             plans,
@@ -121,6 +122,13 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
     return CompileReport(
         output, manifest.numerics_digest, len(specs), built.num_compiled, len(plans), num_bytes
     )
+
+
+def library_name(objects: Sequence[Path]) -> str:
+    """Name the library by what it is linked from: a process that has an older artifact of the same
+    path loaded would otherwise be given that one's kernels, as loaders go by name."""
+    names = "\n".join(sorted(o.name for o in objects))
+    return f"kernels/{hashlib.sha256(names.encode()).hexdigest()[:16]}.so"
 
 
 def _report(
@@ -220,6 +228,7 @@ def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> 
 
 def _manifest(
     stage: Path,
+    library: str,
     job: CompileJob,
     graph: Graph,
     plans: Sequence[GroupPlan],
@@ -255,7 +264,7 @@ def _manifest(
         weights_bytes=weights_bytes,
         weights_digest=weights_digest,
         kernels=_kernel_records(plans, specs),
-        library=LIBRARY,
+        library=library,
         buckets=buckets,
         compile_config=job.config.to_json(),
         numerics_digest=numerics_digest(job, graph, plans, weights_digest, support_digest),

@@ -41,6 +41,19 @@ def test_an_artifact_takes_the_place_of_another(tmp_path: Path, kernel_cache: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
+def test_a_process_sees_the_kernels_that_took_the_place(
+    tmp_path: Path, kernel_cache: Path
+) -> None:
+    """The loader of shared libraries goes by path: a replaced one must not be mistaken for it."""
+    path, tokens = tmp_path / "m", [1, 2, 3]
+    found = []
+    for eps in (1e-5, 0.5, 1e-5):
+        build(tiny("f32", rms_norm_eps=eps), path, kernel_cache, target=TARGET)
+        with runtime.load(path) as engine:
+            found.append(engine.logits(tokens).tobytes())
+    assert found[0] == found[2] != found[1]
+
+
 def test_readable_files_and_counts(tmp_path: Path, kernel_cache: Path) -> None:
     path, tiny_model = tmp_path / "m", model()
     report = build(tiny_model, path, kernel_cache, target=TARGET)
