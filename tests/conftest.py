@@ -52,7 +52,11 @@ def find_compiler() -> str | None:
 def kernel_cache(pytestconfig: pytest.Config) -> Path:
     """Folder of compiled kernels that all tests share, kept between runs: entries go by content."""
     assert pytestconfig.cache is not None
-    return pytestconfig.cache.mkdir("kernels")
+    folder = Path(pytestconfig.cache.mkdir("kernels"))
+    headers = sorted(folder.glob("headers-*"), key=lambda p: p.stat().st_mtime)
+    for stale in headers[:-3]:  # precompiled headers of earlier sources are large
+        shutil.rmtree(stale, ignore_errors=True)
+    return folder
 
 
 Golden = Callable[[str], None]

@@ -205,6 +205,23 @@ def test_cut_prefill_gives_equal_logits(
     assert len(found) == 1
 
 
+def test_artifacts_of_equal_digests_give_equal_bits(
+    tmp_path: Path, kernel_cache: Path, built: Callable[[str], tuple[Tiny, Path]]
+) -> None:
+    """Other limits, other buckets, other schedules: the engine cuts the prompt elsewhere."""
+    model, path = built("q4_1-bf16")
+    small = tiny("q4_1", settings=replace(BF16, max_tokens_per_step=5, max_requests=3))
+    target = quick_target((5, 5))
+    build(
+        small, tmp_path / "m", kernel_cache, target=target,
+        choose=nth_candidate(target, small.settings, 5),
+    )  # fmt: skip
+    assert small.graph != model.graph
+    with runtime.load(path) as one, runtime.load(tmp_path / "m", num_threads=1) as other:
+        assert one.numerics_digest == other.numerics_digest
+        assert one.logits(TOKENS).tobytes() == other.logits(TOKENS).tobytes()
+
+
 def requests(count: int) -> list[tuple[list[int], runtime.SamplingParams]]:
     """Greedy and sampled requests of different lengths."""
     r = random.Random(4)
