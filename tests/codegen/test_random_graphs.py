@@ -8,11 +8,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from support.execute import random_inputs, run_artifact, run_reference
 from support.graphs import MAX_ROWS, RandomGraph, random_graph
@@ -55,7 +57,7 @@ def check(drawn: RandomGraph, seed: int, output: Path, cache: Path) -> int:
     return report.num_launches
 
 
-def _finite_max(array: np.ndarray) -> float:  # type: ignore[type-arg]
+def _finite_max(array: NDArray[Any]) -> float:
     finite = np.abs(array[np.isfinite(array)])
     return float(finite.max()) if finite.size else 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def widened(array: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def run_artifact(
-    path: Path, graph: Graph, steps: list[tuple[dict[str, torch.Tensor], Mapping[str, int]]],
+    path: Path, graph: Graph, steps: Sequence[tuple[dict[str, torch.Tensor], Mapping[str, int]]],
     *, threads: int = 2,
 ) -> list[dict[str, NDArray[Any]]]:  # fmt: skip
     """Outputs of every step, floats as fp32; memory is poisoned before each."""
