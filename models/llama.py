@@ -129,9 +129,9 @@ def block(
         output_bias=c.output_bias,
         refine=refine,
     )
-    x = b.cast(x + mixed, dtype)
+    x = x + mixed
     h = normed(x, "post_attention_layernorm")
-    return b.cast(x + gated_mlp(w, h, c.intermediate_size), dtype)
+    return x + gated_mlp(w, h, c.intermediate_size)
 
 
 def build(
@@ -142,7 +142,7 @@ def build(
     step = declare_step(b, limits)
     embedding = "model.embed_tokens.weight"
     table = b.weight(embedding, formats.of(embedding), c.vocab_size, c.hidden_size)
-    x = b.cast(b.op("embedding", step.token_ids, table), dtype)
+    x = b.op("embedding", step.token_ids, table)
     rotary = declare_rotary(b, step.positions, c.rope)
     shape = c.attention
     for i in range(c.num_layers):
