@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -74,6 +75,7 @@ class Engine:
         self._live: dict[Request, Sample] = {}
         self._lock = threading.Lock()
         self._num_requests = 0
+        self._dropped: deque[str] = deque()
 
     def _num_blocks(self, cache_tokens: int | None, most: int) -> int:
         size = self.model.block_size
@@ -207,6 +209,10 @@ class Engine:
             for request in self._scheduler.abort(request_id):
                 self._live.pop(request, None)
 
+    def drop(self, request_id: str) -> None:
+        """Abort a request at the next step; never waits for a lock."""
+        self._dropped.append(request_id)
+
     # --- steps ----------------------------------------------------------------------------------
 
     def step(self) -> bool:
@@ -215,6 +221,9 @@ class Engine:
             return self._step()
 
     def _step(self) -> bool:
+        while self._dropped:
+            for request in self._scheduler.abort(self._dropped.popleft()):
+                self._live.pop(request, None)
         batch = self._scheduler.schedule()
         if batch is None:
             return False
@@ -305,7 +314,8 @@ class Engine:
                 self._drive(samples)
         finally:
             for each in submitted:
-                self.abort(each.id)
+                if not all(s.is_finished for s in each.samples):
+                    self.abort(each.id)
         return [self.output(each) for each in submitted]
 
     def stream(
@@ -314,28 +324,28 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
-    ) -> Iterator[StreamEvent]:
-        """Yield text and tokens as they come. Closing the iterator aborts the request.
+    ) -> EventStream:
+        """Give text and tokens as they come. Closing or dropping the stream aborts the request.
 
         The request is checked and queued at the call, not at the first event.
         """
-        submitted = self.submit(prompt, params, request_id=request_id)
-        return self._events(submitted)
+        return EventStream(self, self.submit(prompt, params, request_id=request_id))
 
-    def _events(self, submitted: Submitted) -> Iterator[StreamEvent]:
-        waiting = list(submitted.samples)
-        try:
-            while waiting:
-                self._drive(waiting)
-                for sample in list(waiting):
-                    finished = sample.is_finished
-                    event = sample.event()
-                    if finished:
-                        waiting.remove(sample)
-                    if event is not None:
-                        yield event
-        finally:
-            self.abort(submitted.id)
+    def events(self, samples: list[Sample]) -> list[StreamEvent]:
+        """Run a step for these samples unless they are finished; return what is new.
+
+        Samples that are finished are taken off the list with their last event.
+        """
+        self._drive(samples)
+        found = []
+        for sample in list(samples):
+            finished = sample.is_finished
+            event = sample.event()
+            if finished:
+                samples.remove(sample)
+            if event is not None:
+                found.append(event)
+        return found
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits after every token, float32 [tokens, vocab], for evaluation."""
@@ -373,6 +383,35 @@ class Engine:
             numerics_digest=self.numerics_digest,
             prompt_logprobs=tuple(first.prompt_logprobs) if wanted else None,
         )
+
+
+class EventStream(Iterator[StreamEvent]):
+    """The events of one request, in order; iterating drives the engine."""
+
+    def __init__(self, engine: Engine, submitted: Submitted) -> None:
+        self.submitted = submitted
+        self._engine = engine
+        self._waiting = list(submitted.samples)
+        self._ready: deque[StreamEvent] = deque()
+
+    def __next__(self) -> StreamEvent:
+        while not self._ready:
+            if not self._waiting:
+                raise StopIteration
+            self._ready.extend(self._engine.events(self._waiting))
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Abort what is not finished; nothing more is given."""
+        if self._waiting:
+            self._engine.abort(self.submitted.id)
+        self._waiting.clear()
+        self._ready.clear()
+
+    def __del__(self) -> None:
+        # May run in the middle of a step, which holds the lock: leave a note instead.
+        if self._waiting:
+            self._engine.drop(self.submitted.id)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -111,7 +111,7 @@ class Talk:
                 if event.error is not None:
                     self._note(f"error: {event.error}")
         except KeyboardInterrupt:
-            events.close()  # type: ignore[attr-defined]
+            events.close()
         rate = count / max(time.perf_counter() - start, 1e-9)
         print(flush=True)
         self._note(f"{count} tokens, {rate:.1f} tokens/s")
