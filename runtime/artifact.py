@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -23,8 +24,17 @@ ABI = "tvm-ffi/1"
 ROW_MAJOR = "row_major"  # the layout of a weight stored as its type and shape say
 ALIGNMENT = 64  # of every tensor's data, in bytes
 ITEM_BYTES: Mapping[str, int] = {
-    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "ue8m0": 1,
-    "i64": 8, "i32": 4, "i8": 1, "u8": 1,
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "ue8m0": 1,
+    "i64": 8,
+    "i32": 4,
+    "i8": 1,
+    "u8": 1,
 }
 
 Extent: TypeAlias = "int | str | list[Any]"
@@ -215,7 +225,7 @@ def _plain_reader(want: type[Any], name: str) -> _Reader:
     def read(tree: Any, where: str) -> Any:
         if not isinstance(tree, want) or (want is not bool and isinstance(tree, bool)):
             raise _misfit(where, tree, name)
-        return tree
+        return sys.intern(tree) if want is str else tree  # names recur in every bucket
 
     return read
 
@@ -254,14 +264,17 @@ def _union_reader(args: tuple[Any, ...]) -> _Reader:
 
 
 def _record_reader(cls: type[Any]) -> _Reader:
-    fields = {name: _reader(want) for name, want in typing.get_type_hints(cls).items()}
+    hints = typing.get_type_hints(cls)
+    fields = {name: _reader(want) for name, want in hints.items()}
+    names_only = all(want is str for want in hints.values())
+    make = functools.cache(cls) if names_only else cls  # equal arguments of launches are one object
 
     def read(tree: Any, where: str) -> Any:
         if not isinstance(tree, dict):
             raise _misfit(where, tree, "an object")
         if tree.keys() != fields.keys():
             raise _wrong_fields(where, tree, fields)
-        return cls(**{name: fields[name](tree[name], f"{where}.{name}") for name in fields})
+        return make(**{name: fields[name](tree[name], f"{where}.{name}") for name in fields})
 
     return read
 

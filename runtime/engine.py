@@ -21,7 +21,7 @@ from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
-from tilewright.runtime.devices.cpu import CpuDevice
+from tilewright.runtime.devices.cpu import CpuDevice, release_unused_memory
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
@@ -76,6 +76,7 @@ class Engine:
         self._lock = threading.Lock()
         self._num_requests = 0
         self._dropped: deque[str] = deque()
+        release_unused_memory()
 
     def _num_blocks(self, cache_tokens: int | None, most: int) -> int:
         size = self.model.block_size
