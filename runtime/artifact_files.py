@@ -13,17 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from tilewright.runtime.artifact import ABI, FORMAT, Manifest, evaluate, from_json, weight_tensor
 from tilewright.runtime.devices.cpu import (
     Array,
     Bytes,
     CpuLibrary,
     check_target,
-    map_file,
+    load_file,
     numpy_type,
+    release_unused_memory,
 )
 from tilewright.runtime.errors import ArtifactError
 from tilewright.runtime.plan_check import check_manifest
+from tilewright.runtime.prompt import load_tokenizer
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
@@ -37,6 +41,7 @@ class LoadedArtifact:
     path: Path
     manifest: Manifest
     library: CpuLibrary
+    tokenizer: Tokenizer | None
     weights: Mapping[str, Array]
 
 
@@ -54,12 +59,14 @@ def load_artifact(path: str | os.PathLike[str]) -> LoadedArtifact:
         library = CpuLibrary(
             root.absolute() / manifest.library, [k.symbol for k in manifest.kernels]
         )
+        tokenizer = load_tokenizer(root, manifest.model)
+        release_unused_memory()  # before the weights come, so that the peak is lower
         weights = _map_weights(root, manifest)
     except ArtifactError as error:
         raise ArtifactError(f"artifact '{root}': {error}") from None
     except OSError as error:
         raise ArtifactError(f"artifact '{root}': {error.filename}: {error.strerror}") from None
-    return LoadedArtifact(root, manifest, library, weights)
+    return LoadedArtifact(root, manifest, library, tokenizer, weights)
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -158,7 +165,7 @@ def _digest(path: Path) -> str:
 
 
 def _map_weights(root: Path, manifest: Manifest) -> dict[str, Array]:
-    memory: Bytes = map_file(_file(root, manifest.weights_file))
+    memory: Bytes = load_file(_file(root, manifest.weights_file))
     views: dict[str, Array] = {}
     for weight in manifest.weights:
         tensor = weight_tensor(weight)

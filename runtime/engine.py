@@ -21,12 +21,12 @@ from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
-from tilewright.runtime.devices.cpu import CpuDevice, release_unused_memory
+from tilewright.runtime.devices.cpu import CpuDevice
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
 from tilewright.runtime.params import SamplingParams
-from tilewright.runtime.prompt import Message, Prompt, encode, load_tokenizer, render_chat
+from tilewright.runtime.prompt import Message, Prompt, encode, render_chat
 from tilewright.runtime.request import FinishReason, Request
 from tilewright.runtime.sample import Sample, stacked
 from tilewright.runtime.sample_logits import SampleRules, bad_word_sequences
@@ -62,7 +62,7 @@ class Engine:
         artifact = load_artifact(path)
         self.manifest: Manifest = artifact.manifest
         self.model = self.manifest.model
-        self.tokenizer: Tokenizer | None = load_tokenizer(artifact.path, self.model)
+        self.tokenizer: Tokenizer | None = artifact.tokenizer
         limits = {d.name: d.upper for d in self.manifest.dims}
         self._executor = Executor(artifact, CpuDevice(num_threads))
         blocks = self._num_blocks(cache_tokens, limits["cache_blocks"])
@@ -76,7 +76,6 @@ class Engine:
         self._lock = threading.Lock()
         self._num_requests = 0
         self._dropped: deque[str] = deque()
-        release_unused_memory()
 
     def _num_blocks(self, cache_tokens: int | None, most: int) -> int:
         size = self.model.block_size

@@ -24,7 +24,7 @@ def load_tokenizer(folder: Path, model: ModelRecord) -> Tokenizer | None:
     try:
         return Tokenizer.from_file(str(folder / model.tokenizer))
     except Exception as error:  # the library raises plain Exception for every kind of bad file
-        raise ArtifactError(f"artifact '{folder}': tokenizer is not readable: {error}") from None
+        raise ArtifactError(f"file '{model.tokenizer}': is no tokenizer: {error}") from None
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer | None, model: ModelRecord) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from tilewright.runtime.artifact import Extent, TargetRecord, evaluate
 from tilewright.runtime.errors import ArtifactError
 
 Array = NDArray[Any]
+_HUGE_PAGE = 2 << 20
 Bytes = NDArray[np.uint8]
 
 MAX_THREADS = 1024
@@ -111,6 +112,30 @@ def map_file(path: Path) -> Bytes:
     if hasattr(mmap, "MADV_WILLNEED"):
         pages.madvise(mmap.MADV_WILLNEED)
     return np.frombuffer(pages, np.uint8)
+
+
+def load_file(path: Path) -> Bytes:
+    """Return a file's bytes in huge pages if it is small beside this machine's memory, else mapped.
+
+    Weights are streamed once a token: with 4 KB pages address translation costs 5 to 10 % of it.
+    """
+    size = path.stat().st_size
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not hasattr(mmap, "MADV_HUGEPAGE") or not _HUGE_PAGE <= size <= memory // 4:
+        return map_file(path)
+    pages = mmap.mmap(-1, size + 2 * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without huge pages
+        return map_file(path)
+    whole = np.frombuffer(pages, np.uint8)
+    start = -whole.ctypes.data % _HUGE_PAGE
+    found = whole[start : start + size]
+    with path.open("rb") as file:
+        if file.readinto(found.data) != size:
+            raise ArtifactError(f"file '{path}': changed while it was read: want {size} bytes")
+    found.flags.writeable = False
+    return found
 
 
 def check_target(target: TargetRecord) -> None:
