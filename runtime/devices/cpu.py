@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import mmap
 import os
 import platform
@@ -97,7 +96,6 @@ def allocate(num_bytes: int) -> Bytes:
 
 def release_unused_memory() -> None:
     """Give freed heap pages back to the system: reading a tokenizer leaves many behind."""
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
