@@ -95,7 +95,7 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
     tiles = ((1, 2), (1, 1)) if rows == 1 else ((4, 1), (3, 1), (2, 2))
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
-        for prefetch in (8192, 4096, 0)
+        for prefetch in (4096, 8192, 2048)
         for per_item in (4, 8, 2)
         for tile, panels in tiles
     ]

@@ -44,7 +44,7 @@ def _variant(
         flags=(*COMMON_FLAGS, *march),
         machine=machine,
         lanes=16,
-        attend_chunk=64,
+        attend_chunk=128,
         attend_chunks=(32, 64, 128, 256),
         scale_order="dequantise",
         peak_flops=flops,
