@@ -72,7 +72,10 @@ def test_greedy_tokens_are_those_of_the_fp32_evaluation(compiled: tuple[Prepared
 
 def test_logits_are_as_near_as_the_dtype_allows(compiled: tuple[Prepared, Path]) -> None:
     """fp32: only the order of sums differs. bf16: errors come from the casts, which the reference
-    has too; single entries scatter, so the spread over all positions is compared as well."""
+    has too, but a sum in another order tips other casts: two honest evaluations are two draws from
+    one distribution. So the root mean square is compared tightly, and the single largest of three
+    million entries, whose ratio between two draws was seen from 0.6 to 1.3, within a factor of two.
+    """
     ready, artifact = compiled
     prompts = json.loads(GREEDY.read_text())["prompts"]
     tokens = [t for p in prompts for t in (*p["prompt_ids"], *p["greedy_ids"])][:POSITIONS]
@@ -84,8 +87,8 @@ def test_logits_are_as_near_as_the_dtype_allows(compiled: tuple[Prepared, Path])
         assert error.max() <= 2e-2
         return
     honoured = np.abs(_reference(ready, tokens, reference.HONOUR_CASTS) - ideal)
-    assert error.max() <= 1.2 * honoured.max()
     assert np.sqrt((error**2).mean()) <= 1.2 * np.sqrt((honoured**2).mean())
+    assert error.max() <= 2 * honoured.max()
 
 
 def _reference(
