@@ -81,10 +81,17 @@ class GraphBuilder:
         return Value(self, declared.name, declared.type)
 
     def state(
-        self, name: str, dtype: DType, *shape: Dim, scope: str = "block", entries: int = 1
+        self,
+        name: str,
+        dtype: ElementType,
+        *shape: Dim,
+        scope: str = "block",
+        positions_per_entry: int = 1,
+        window: int = 0,
     ) -> Value:
         """Declare a cache or history that outlives a step."""
-        declared = State(self._claim(name), TensorType(dtype, shape), scope, entries)
+        kind = TensorType(dtype, shape)
+        declared = State(self._claim(name), kind, scope, positions_per_entry, window)
         self._states.append(declared)
         self._next_state[declared.name] = declared.name
         return Value(self, declared.name, declared.type)
@@ -123,6 +130,10 @@ class GraphBuilder:
         """Round to `dtype`: the only rounding points of a graph. A cast to its own type is none."""
         return x if x.type.dtype == dtype else self.op("cast", x, dtype=dtype.name)
 
+    def quantise(self, x: Value, target: ElementType) -> Value:
+        """Round to the groups of an activation format: a rounding point like `cast`."""
+        return self.op("quantise", x, dtype=str(target))
+
     def linear(self, x: Value, w: Value, *, name: str = "linear") -> Value:
         """x [.., k] times w [n, k] transposed."""
         return self.op("linear", x, w, name=name)
@@ -135,8 +146,10 @@ class GraphBuilder:
         """x * sigmoid(x)."""
         return self.op("silu", x)
 
-    def append(self, cache: Value, x: Value, slots: Value, *, name: str = "append") -> Value:
-        """Store rows of x in the cache; the result is the cache's next content."""
+    def append(
+        self, cache: Value, x: Value, slots: Value, *, name: str = "append", op: str = "append"
+    ) -> Value:
+        """Store rows of x in the cache (`op` append or append_rows); returns its next content."""
         owner = next((s for s, v in self._next_state.items() if v == cache.name), None)
         if owner is None:
             have = ", ".join(self._next_state.values()) or "none"
@@ -144,7 +157,7 @@ class GraphBuilder:
                 f"append '{name}': stores into a value that is not the newest of a state: "
                 f"got '{cache.name}', want one of {have} ({_origin()})"
             )
-        result = self.op("append", cache, x, slots, name=name)
+        result = self.op(op, cache, x, slots, name=name)
         self._next_state[owner] = result.name
         return result
 

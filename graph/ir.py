@@ -51,14 +51,16 @@ class Input:
 class State:
     """Cache or history that outlives a step. An append returns a new state value.
 
-    One chain of appends a step writes it. `scope` says what owns an entry: `block` (a block of
-    positions) or `request`.
+    One chain of appends a step writes it. `scope` says how long an entry lives: `block` entries as
+    long as their request; `window` entries until they are `window` positions old, so that their
+    blocks are given back. An entry stands for `positions_per_entry` positions.
     """
 
     name: str
     type: TensorType
     scope: str = "block"
-    entries_per_position: int = 1
+    positions_per_entry: int = 1
+    window: int = 0
 
 
 @dataclass(frozen=True)

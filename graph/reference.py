@@ -13,7 +13,7 @@ import torch
 
 from tilewright.graph.errors import VerifyError
 from tilewright.graph.ir import Graph, Node, WeightExpr
-from tilewright.graph.ops import op_def
+from tilewright.graph.ops import ROUNDING_OPS, op_def
 
 Tensors = Mapping[str, torch.Tensor]
 Observer = Callable[[Node, torch.Tensor], None]
@@ -86,7 +86,7 @@ def run(
 
 def run_node(node: Node, inputs: list[torch.Tensor], precision: Precision) -> torch.Tensor:
     """Apply one node's reference to operands already in the dtype computed in."""
-    if node.op == "cast":
+    if node.op in ROUNDING_OPS:
         inputs = [inputs[0].to(precision.dtype)]  # an integer becomes a float here
         if not precision.honour_casts:
             return inputs[0]

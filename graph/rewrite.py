@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from tilewright.graph.errors import LowerError, ShapeError
 from tilewright.graph.ir import Attr, Graph, Node
-from tilewright.graph.ops import OPS, Kind, OpDef, op_def
+from tilewright.graph.ops import OPS, ROUNDING_OPS, Kind, OpDef, op_def
 from tilewright.graph.types import TensorType
 from tilewright.graph.verify import Stage, verify
 
@@ -204,7 +204,7 @@ class _Driver(View):
         return list(made)
 
     def _replace(self, rule: Rule, node: Node, made: dict[str, Node], result: str) -> None:
-        if node.op == "cast" or any(n.op == "cast" for n in made.values()):
+        if node.op in ROUNDING_OPS or any(n.op in ROUNDING_OPS for n in made.values()):
             raise _at(rule, node, "moves a cast", "a cast made or replaced", "casts untouched")
         for name in made:
             self._users.setdefault(name, {})
@@ -244,7 +244,7 @@ class _Driver(View):
             if name == node.name:
                 continue  # a node that nobody read before stays until `eliminate_dead`
             dead = self._nodes.pop(name)
-            if dead.op == "cast":
+            if dead.op in ROUNDING_OPS:
                 raise _at(rule, node, "removes a cast", f"no reader of {name}", "casts untouched")
             del self._types[name], self._users[name]
             for operand in dict.fromkeys(dead.inputs):

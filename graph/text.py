@@ -40,7 +40,8 @@ def _lines(graph: Graph) -> Iterator[str]:
     for i in graph.inputs:
         yield f"input {_word(i.name)}: {i.type}"
     for s in graph.states:
-        yield f"state {_word(s.name)}: {s.type} {_word(s.scope)} {s.entries_per_position}"
+        window = f" {s.window}" if s.scope == "window" else ""
+        yield f"state {_word(s.name)}: {s.type} {_word(s.scope)} {s.positions_per_entry}{window}"
     for w in graph.weights:
         args = ", ".join(_attr(a) for a in w.expr.args)
         yield f"weight {_word(w.name)}: {w.type} = {_word(w.expr.kind)}({args})"
@@ -295,7 +296,9 @@ def _parse_dim_line(line: _Line, parts: _Parts) -> None:
 
 def _parse_state(line: _Line, parts: _Parts) -> None:
     name, type_ = _typed(line)
-    parts.states.append(State(name, type_, line.word("a scope"), line.integer()))
+    scope, positions = line.word("a scope"), line.integer()
+    window = line.integer() if scope == "window" else 0
+    parts.states.append(State(name, type_, scope, positions, window))
 
 
 def _parse_weight(line: _Line, parts: _Parts) -> None:

@@ -65,7 +65,8 @@ class BlockFormat:
     """A block-quantised storage format: integer or float codes with a scale (and a min) per block.
 
     A block spans `block` elements, one entry per axis of the weight `[rows, cols]`: `(1, 32)` is a
-    group of 32 along the columns. The value of an element is `code * scale + min`.
+    group of 32 along the columns. The value of an element is `code * scale + min`. Activations and
+    cache entries use groups along their last axis; of those, the last `tail` columns may stay bf16.
     """
 
     name: str
@@ -73,11 +74,13 @@ class BlockFormat:
     block: tuple[int, int]
     scale: DType
     minimum: DType | None = None
+    tail: int = 0
 
     def __str__(self) -> str:
         rows, cols = self.block
         shape = f"g={cols},axis=1" if rows == 1 else f"block={rows}x{cols}"
-        return f"{self.name}[{shape},scale={self.scale}]"
+        tail = f",tail={self.tail}xbf16" if self.tail else ""
+        return f"{self.name}[{shape},scale={self.scale}{tail}]"
 
     @property
     def is_float(self) -> bool:
@@ -85,9 +88,20 @@ class BlockFormat:
 
     @property
     def bits(self) -> float:
-        """Bits of storage per element, scales included."""
+        """Bits of storage per element of whole blocks, scales included."""
         per_block = self.scale.bits + (self.minimum.bits if self.minimum else 0)
         return self.code.bits + per_block / (self.block[0] * self.block[1])
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of one packed row of `width` elements: codes, tail, scales.
+
+        A last group may be cut short. Rows with a tail pad their scales to 8 bytes, as the released
+        V4 cache does (448 codes, 128 bytes of bf16, 7 scales and a pad: 584).
+        """
+        coded = width - self.tail
+        scales = -(-coded // self.block[1]) * self.scale.bits // 8
+        padded = -(-scales // 8) * 8 if self.tail else scales
+        return -(-coded * self.code.bits // 8) + self.tail * 2 + padded
 
 
 _I8, _U4 = dtype("i8"), dtype("u4")
@@ -98,6 +112,12 @@ _BLOCK_FORMATS = (
     BlockFormat("fp8_e4m3", dtype("fp8_e4m3"), (128, 128), dtype("ue8m0")),
     BlockFormat("fp8_e4m3", dtype("fp8_e4m3"), (32, 32), dtype("ue8m0")),
     BlockFormat("fp4_e2m1", dtype("fp4_e2m1"), (1, 32), dtype("ue8m0")),
+    *(BlockFormat("fp8_e4m3", dtype("fp8_e4m3"), (1, g), dtype("ue8m0")) for g in (128, 64, 32)),
+    BlockFormat("fp4_e2m1", dtype("fp4_e2m1"), (1, 16), dtype("fp8_e4m3")),
+    *(
+        BlockFormat("fp8_e4m3", dtype("fp8_e4m3"), (1, 64), dtype("ue8m0"), tail=tail)
+        for tail in (8, 16, 32, 64)
+    ),
 )
 BLOCK_FORMATS: Mapping[str, BlockFormat] = {str(f): f for f in _BLOCK_FORMATS}
 
@@ -138,6 +158,8 @@ class TensorType:
     @property
     def num_bytes(self) -> Dim:
         """Bytes of storage without padding, scales of whole blocks included."""
+        if isinstance(self.dtype, BlockFormat) and self.dtype.tail:
+            return normalise(product(self.shape[:-1]) * self.dtype.row_bytes(int(self.shape[-1])))
         bits = Fraction(self.dtype.bits)  # exact: blocks hold powers of two
         return ceil_div(normalise(self.num_elements * bits.numerator), 8 * bits.denominator)
 

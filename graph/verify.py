@@ -11,12 +11,13 @@ from enum import Enum
 from tilewright.graph.dims import symbols_of
 from tilewright.graph.errors import ShapeError, VerifyError
 from tilewright.graph.ir import WEIGHT_KINDS, Attr, Graph, Node, Weight
-from tilewright.graph.ops import OPS, Kind, op_def
+from tilewright.graph.ops import OPS, ROUNDING_OPS, Kind, op_def
 from tilewright.graph.ops.layout import VIEWS
 from tilewright.graph.types import F32, DType, TensorType
 
-STATE_SCOPES = ("block", "request")
-_PASSES_TYPE_THROUGH = (Kind.LAYOUT, Kind.GATHER, Kind.STORE)
+STATE_SCOPES = ("block", "window")
+_W = "at least 1 for scope window, else 0"
+_PASSES_TYPE_THROUGH = (Kind.LAYOUT, Kind.GATHER, Kind.STORE, Kind.ROW)
 
 
 class Stage(Enum):
@@ -92,9 +93,11 @@ def _check_dims(graph: Graph) -> None:
         subject = f"state '{state.name}'"
         if state.scope not in STATE_SCOPES:
             raise _broken(subject, "unknown scope", state.scope, " or ".join(STATE_SCOPES))
-        if state.entries_per_position < 1:
-            entries = state.entries_per_position
-            raise _broken(subject, "entries per position out of range", entries, "at least 1")
+        if state.positions_per_entry < 1:
+            positions = state.positions_per_entry
+            raise _broken(subject, "positions per entry out of range", positions, "at least 1")
+        if (state.scope == "window") != (state.window > 0):
+            raise _broken(subject, f"window of scope {state.scope} out of range", state.window, _W)
 
 
 def _check_weights(graph: Graph) -> None:
@@ -153,7 +156,7 @@ def _check_node(node: Node, inputs: list[TensorType], stage: Stage) -> None:
         raise VerifyError(f"{node.op} '{node.name}': {error}{where}") from None
     if inferred != node.type:
         raise _node_broken(node, "type does not follow from its operands", node.type, inferred)
-    if not inferred.dtype.is_float or inferred.dtype == F32 or node.op == "cast":
+    if not inferred.dtype.is_float or inferred.dtype == F32 or node.op in ROUNDING_OPS:
         return
     if not (op.kind in _PASSES_TYPE_THROUGH and inferred.dtype == inputs[0].dtype):
         raise _node_broken(node, "rounds its result", inferred.dtype, "f32, rounded by a cast")

@@ -1,9 +1,32 @@
 """Op definitions by family. Importing this package fills `OPS`."""
 
-from tilewright.graph.ops import attend, contract, elementwise, gather, layout, reduce, select
-from tilewright.graph.ops.registry import OPS, Cost, Kind, OpDef, op_def, register
+from tilewright.graph.ops import (
+    attend,
+    contract,
+    elementwise,
+    expert,
+    gather,
+    hyper,
+    index,
+    latent,
+    layout,
+    pages,
+    quant,
+    reduce,
+    select,
+)
+from tilewright.graph.ops.registry import (
+    OPS,
+    ROUNDING_OPS,
+    Cost,
+    Kind,
+    OpDef,
+    op_def,
+    register,
+)
 
 __all__ = [
-    "OPS", "Cost", "Kind", "OpDef", "attend", "contract", "elementwise", "gather", "layout",
-    "op_def", "reduce", "register", "select",
+    "OPS", "ROUNDING_OPS", "Cost", "Kind", "OpDef", "attend", "contract", "elementwise", "expert",
+    "gather", "hyper", "index", "latent", "layout", "op_def", "pages", "quant", "reduce",
+    "register", "select",
 ]

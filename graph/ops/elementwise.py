@@ -74,6 +74,16 @@ elementwise("tanh", 1, lambda x: s.call("tanh", x), lambda x: x.tanh(), flops=10
 elementwise("erf", 1, lambda x: s.call("erf", x), lambda x: x.erf(), flops=12)
 elementwise("sin", 1, lambda x: s.call("sin", x), lambda x: x.sin(), flops=12)
 elementwise("cos", 1, lambda x: s.call("cos", x), lambda x: x.cos(), flops=12)
+# log(1 + exp(x)), written so that neither end overflows.
+elementwise(
+    "softplus", 1,
+    lambda x: s.add(
+        s.call("max", x, 0.0),
+        s.call("log", s.add(s.call("exp", s.call("neg", s.call("abs", x))), 1.0)),
+    ),
+    lambda x: x.clamp_min(0) + (-x.abs()).exp().log1p(),
+    flops=20,
+)
 elementwise("sigmoid", 1, lambda x: s.call("sigmoid", x), lambda x: x.sigmoid(), flops=10)
 elementwise(
     "silu", 1, lambda x: s.mul(x, s.call("sigmoid", x)), lambda x: x * x.sigmoid(), flops=11

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.graph.dims import Dim
+from tilewright.graph.dims import Dim, product
 from tilewright.graph.ir import Attrs
 from tilewright.graph.ops.registry import Kind, OpDef, Types, register, want
 from tilewright.graph.types import F32, I32, TensorType
@@ -10,10 +10,10 @@ from tilewright.graph.types import F32, I32, TensorType
 
 def _infer_embedding(inputs: Types, attrs: Attrs) -> TensorType:
     ids, table = inputs
-    want(ids.dtype == I32 and ids.rank == 1, f"ids do not fit: got {ids}, want i32[n]")
+    want(ids.dtype == I32 and ids.rank >= 1, f"ids do not fit: got {ids}, want i32[n] or more axes")
     fits = table.dtype.is_float and table.rank == 2
     want(fits, f"table is no matrix: got {table}, want floats [n, width]")
-    return TensorType(F32, (ids.shape[0], table.shape[1]))
+    return TensorType(F32, (*ids.shape, table.shape[1]))
 
 
 def _infer_gather_rows(inputs: Types, attrs: Attrs) -> TensorType:
@@ -26,7 +26,8 @@ def _infer_gather_rows(inputs: Types, attrs: Attrs) -> TensorType:
 def _embedding_traffic(inputs: Types, output: TensorType) -> Dim:
     """Bytes of the rows read, the ids and the result."""
     ids, table = inputs
-    return table.with_shape(*output.shape).num_bytes + ids.num_bytes + output.num_bytes
+    rows = table.with_shape(product(output.shape[:-1]), output.shape[-1])
+    return rows.num_bytes + ids.num_bytes + output.num_bytes
 
 
 register(
@@ -38,7 +39,7 @@ register(
         reference=lambda inputs, attrs: inputs[1][inputs[0].long()],
         flops=lambda inputs, output, attrs: 0,
         traffic=_embedding_traffic,
-        doc="Row ids[i] of a table [n, width], which may be block-quantised.",
+        doc="Row ids[..] of a table [n, width], which may be block-quantised: [.., width].",
     )
 )
 register(

@@ -30,6 +30,7 @@ class Kind(Enum):
     ATTEND = "attend"  # softmax-weighted sums over cached entries
     GATHER = "gather"  # rows chosen by integer indices
     SELECT = "select"  # positions of the largest entries of a row
+    ROW = "row"  # a routine over a whole row of each operand, in an order of its own
     STORE = "store"  # a new state value: disjoint slots overwritten
     COMPOSITE = "composite"  # defined by other ops; gone after `decompose`
 
@@ -40,6 +41,9 @@ class Cost:
 
     flops: Dim
     num_bytes: Dim
+
+
+ROUNDING_OPS = ("cast", "quantise")  # no pass may add, move or remove one
 
 
 def traffic(inputs: Types, output: TensorType) -> Dim:

@@ -1,0 +1,165 @@
+"""Selection of compressed entries: index scores of the visible ones, and the largest of them.
+
+score(t, e) = sum_h w[t, h] relu(q[t, h] . key[e]); ties go to the lowest entry. Entry e of a state
+with `ratio` positions an entry is visible to position t when e < (t + 1) // ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tilewright.graph.dims import Dim, product
+from tilewright.graph.ir import Attrs
+from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows
+from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
+from tilewright.graph.types import I32, TensorType
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _attr(attrs: Attrs, name: str) -> int:
+    value = attrs[name]
+    assert isinstance(value, int)
+    want(value > 0, f"{name} is not positive: got {value}, want at least 1")
+    return value
+
+
+def _infer_select(inputs: Types, attrs: Attrs) -> TensorType:
+    q, w, keys, positions, rows, tables = inputs[:6]
+    floats(q, w, keys)
+    want(q.rank == 3, f"queries do not fit: got {q}, want [tokens, heads, width]")
+    want(w.shape == q.shape[:2], f"weights do not fit: got {w}, want [tokens, {q.shape[1]}]")
+    page_rows(keys, "keys")
+    want(keys.shape[2] == q.shape[2], f"widths differ: got {keys}, want width {q.shape[2]}")
+    check_tokens(positions, rows, tables)
+    _attr(attrs, "ratio")
+    return TensorType(I32, (positions.shape[0], _attr(attrs, "k")))
+
+
+def _infer_with_blocks(inputs: Types, attrs: Attrs) -> TensorType:
+    selected = _infer_select(inputs, attrs)
+    _attr(attrs, "block_size")
+    return selected.with_shape(selected.shape[0], selected.shape[1] + _attr(attrs, "blocks"))
+
+
+def _infer_within(inputs: Types, attrs: Attrs) -> TensorType:
+    selected, blocks = _infer_select(inputs, attrs), inputs[6]
+    _attr(attrs, "block_size")
+    fits = blocks.dtype == I32 and blocks.rank == 2 and blocks.shape[0] == selected.shape[0]
+    want(fits, f"candidate blocks do not fit: got {blocks}, want i32[tokens, blocks]")
+    return selected
+
+
+def index_scores(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
+    """Scores [tokens, most visible entries]; -inf where an entry is not visible."""
+    import torch
+
+    q, w, keys, positions, rows, tables = inputs[:6]
+    count = (positions + 1) // _attr(attrs, "ratio")
+    entry = torch.arange(int(count.max()), device=positions.device).expand(len(positions), -1)
+    entry = entry.where(entry < count[:, None], -1)
+    slots = entry_slots(entry, rows, tables, keys.shape[1])
+    found = keys.flatten(0, 1)[slots.clamp_min(0)].to(q.dtype)
+    found = found.masked_fill((slots < 0)[..., None], 0.0)
+    scores = torch.einsum("th,thn->tn", w, torch.einsum("thd,tnd->thn", q, found).relu())
+    return scores.masked_fill(slots < 0, -torch.inf)
+
+
+def _largest(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Positions of the k largest finite-or-+inf scores, ascending, then -1."""
+    import torch
+
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    order = order.where(scores.gather(1, order) > -torch.inf, scores.shape[1])
+    order = torch.nn.functional.pad(order, (0, k - order.shape[1]), value=scores.shape[1])
+    order = order.sort(-1).values
+    return order.where(order < scores.shape[1], -1).int()
+
+
+def _select(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
+    return _largest(index_scores(inputs, attrs), _attr(attrs, "k"))
+
+
+def _with_blocks(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
+    import torch
+
+    scores, size = index_scores(inputs, attrs), _attr(attrs, "block_size")
+    padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % size), value=-torch.inf)
+    best = padded.reshape(len(padded), -1, size).amax(-1)
+    newest = (inputs[3] + 1) // _attr(attrs, "ratio") - 1
+    mine = (newest >= 0).nonzero()[:, 0]
+    best[mine, (newest[mine] // size).long()] = torch.inf
+    chosen = _largest(scores, _attr(attrs, "k")), _largest(best, _attr(attrs, "blocks"))
+    return torch.cat(chosen, 1)
+
+
+def _within(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
+    import torch
+
+    scores, blocks, size = index_scores(inputs, attrs), inputs[6], _attr(attrs, "block_size")
+    width = -(-scores.shape[1] // size)
+    allowed = torch.zeros(len(scores), width + 1, dtype=torch.bool, device=scores.device)
+    allowed.scatter_(1, blocks.long().where(blocks >= 0, width), True)  # the last column is -1's
+    seen = allowed[:, :width].repeat_interleave(size, 1)[:, : scores.shape[1]]
+    return _largest(scores.masked_fill(~seen, -torch.inf), _attr(attrs, "k"))
+
+
+def _traffic(inputs: Types, output: TensorType) -> Dim:
+    q, keys, tables = inputs[0], inputs[2], inputs[5]
+    pages = keys.with_shape(tables.num_elements, *keys.shape[1:])
+    return q.num_bytes + pages.num_bytes + output.num_bytes
+
+
+def _flops(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    q, keys, tables = inputs[0], inputs[2], inputs[5]
+    return product(q.shape) * 2 * tables.shape[1] * keys.shape[1]
+
+
+_ATTRS = {"k": int, "ratio": int}
+_REDUCED = ((1, 2), (1,), (2,), (), (), ())
+register(
+    OpDef(
+        name="select_entries",
+        kind=Kind.SELECT,
+        num_inputs=6,
+        infer=_infer_select,
+        reference=_select,
+        flops=_flops,
+        traffic=_traffic,
+        attrs=_ATTRS,
+        reduced_axes=_REDUCED,
+        doc="The k visible entries of largest score, ascending by entry, then -1. Operands: q "
+        "[tokens, heads, width], w [tokens, heads], key state, positions, request_rows, tables.",
+    )
+)
+register(
+    OpDef(
+        name="select_with_blocks",
+        kind=Kind.SELECT,
+        num_inputs=6,
+        infer=_infer_with_blocks,
+        reference=_with_blocks,
+        flops=_flops,
+        traffic=_traffic,
+        attrs={**_ATTRS, "blocks": int, "block_size": int},
+        reduced_axes=_REDUCED,
+        doc="[tokens, k + blocks]: select_entries, then the `blocks` blocks of `block_size` entries"
+        " with the largest maximum, ascending, then -1; the block of the newest entry is in.",
+    )
+)
+register(
+    OpDef(
+        name="select_within",
+        kind=Kind.SELECT,
+        num_inputs=7,
+        infer=_infer_within,
+        reference=_within,
+        flops=_flops,
+        traffic=_traffic,
+        attrs={**_ATTRS, "block_size": int},
+        reduced_axes=(*_REDUCED, ()),
+        doc="select_entries among entries of candidate blocks [tokens, blocks]; -1 is no block.",
+    )
+)
