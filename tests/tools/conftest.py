@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -108,14 +109,20 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
+def _take_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(
     *arguments: object, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start `tilewright` as a process of its own."""
+    """Start `tilewright` as a process of its own. It can be interrupted even where this one, put
+    into the background by a shell, ignores the signal."""
     root = Path(__file__).parents[2] / "src"
     env = {**os.environ, "PYTHONPATH": str(root), **(environment or {})}
     return subprocess.Popen(command(*arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=env)  # fmt: skip
+                            stderr=subprocess.PIPE, text=True, env=env,
+                            preexec_fn=_take_interrupts)  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
