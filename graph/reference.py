@@ -67,9 +67,10 @@ def run(
                 have = ", ".join(given) or "none"
                 raise VerifyError(f"{kind} '{item.name}': not given: have {have}")
             values[item.name] = _widened(given[item.name], precision.dtype)
+    device = next((t.device for t in inputs.values()), torch.device("cpu"))
     for weight in graph.weights:
         if weight.expr.kind == "literal":
-            values[weight.name] = literal(weight.expr, precision.dtype)
+            values[weight.name] = literal(weight.expr, precision.dtype).to(device)
     last_use = {} if keep_values else _last_uses(graph)
     for index, node in enumerate(graph.nodes):
         values[node.name] = run_node(node, [values[i] for i in node.inputs], precision)
