@@ -70,7 +70,7 @@ def _rule(target: BlockFormat) -> Callable[[torch.Tensor], torch.Tensor] | None:
     }.get((target.code.name, target.scale.name))
 
 
-def _power_of_two_at_least(x: torch.Tensor) -> torch.Tensor:
+def power_of_two_at_least(x: torch.Tensor) -> torch.Tensor:
     """2 ** ceil(log2(x)) of positive fp32 numbers, from their bits: exact powers stay."""
     import torch
 
@@ -84,13 +84,13 @@ def _maximum(groups: torch.Tensor, floor: float) -> torch.Tensor:
 
 
 def _fp8(groups: torch.Tensor) -> torch.Tensor:
-    scale = _power_of_two_at_least(_maximum(groups, FP8_FLOOR) * (1 / FP8_MAX))
+    scale = power_of_two_at_least(_maximum(groups, FP8_FLOOR) * (1 / FP8_MAX))
     return round_e4m3((groups / scale).clamp(-FP8_MAX, FP8_MAX)) * scale
 
 
 def _mxfp4(groups: torch.Tensor) -> torch.Tensor:
     floor = FP4_MAX * _SMALLEST_NORMAL
-    scale = _power_of_two_at_least(_maximum(groups, floor) * (1 / FP4_MAX))
+    scale = power_of_two_at_least(_maximum(groups, floor) * (1 / FP4_MAX))
     return round_e2m1((groups / scale).clamp(-FP4_MAX, FP4_MAX)) * scale
 
 

@@ -1,0 +1,1 @@
+"""A small model in the released V4.1 format: its shape, corpus, training and checkpoint."""
