@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from tilewright.graph import Graph, Node, reference
 from tilewright.graph.dims import evaluate
 from tilewright.tools.small.corpus import Corpus, Ids, windows

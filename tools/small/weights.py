@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
+
 from tilewright.graph.ops.quant import (
     FP4_MAX,
     FP8_FLOOR,
