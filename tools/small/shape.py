@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-VOCAB = 3072
+VOCAB = 2048
 SPECIAL = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜pad｜>")
 
 
@@ -38,10 +38,10 @@ _SHAPE: Mapping[str, Any] = {
     "num_key_value_heads": 1,
     "head_dim": 64,
     "qk_rope_head_dim": 16,
-    "q_lora_rank": 128,
+    "q_lora_rank": 96,
     "o_groups": 2,
     "o_lora_rank": 128,
-    "moe_intermediate_size": 128,
+    "moe_intermediate_size": 96,
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
@@ -76,9 +76,9 @@ _SHAPE: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
     "engram_layer_ids": [1, 6],
     "engram_max_ngram_size": 4,
-    "engram_vocab_size": 1000,
+    "engram_vocab_size": 800,
     "engram_n_heads": 2,
-    "engram_head_dim": 64,
+    "engram_head_dim": 32,
     "engram_pad_token_id": 2,
     "num_nextn_predict_layers": 0,
     "tie_word_embeddings": False,

@@ -192,7 +192,7 @@ def train(model: Model, corpus: Corpus, settings: Settings, report: Report) -> T
             next_report = used + 0.02
             held = evaluate_loss(model, corpus.held_out, settings, model.stored, limit=4)
             history.append(
-                {"step": float(step), "used": used, "loss": float(loss), "held_out": held,
+                {"step": float(step), "used": used, "loss": float(loss.detach()), "held_out": held,
                  "gradient": float(norm), "imbalance": loads.worst(), "rate": rate}
             )  # fmt: skip
             report(history[-1])
