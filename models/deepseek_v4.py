@@ -155,13 +155,13 @@ def _compressed(w: Layer, h: Value, prefix: str, width: int, state: str, ratio: 
     values, gates = w.wide(h, f"{prefix}.wkv", columns), w.wide(h, f"{prefix}.wgate", columns)
     table = w.tensor(f"{prefix}.ape", ratio, columns)
     gates = gates + b.op("embedding", _place(step, ratio), table)
-    stored = [
-        step.append_window(step.window_state(f"pending.{state}.{part}", F32, columns, count), rows)
-        for part, rows in (("values", values), ("gates", gates))
-        for count in ((2 if overlap else 1) * ratio,)
-    ]
-    attrs = {"ratio": ratio, "overlap": overlap}
-    pooled = b.op("pool_window", *stored, *step.window_operands(), **attrs)
+    window = 2 * ratio if overlap else ratio
+    stored = []
+    for part, rows in (("values", values), ("gates", gates)):
+        pending = step.window_state(f"pending.{state}.{part}", F32, columns, window)
+        stored.append(step.append_window(pending, rows))
+    operands = (*stored, *step.window_operands())
+    pooled = b.op("pool_window", *operands, ratio=ratio, overlap=overlap)
     return w.norm(w.round(pooled), f"{prefix}.norm")
 
 

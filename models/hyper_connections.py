@@ -21,8 +21,9 @@ def mix(w: Layer, streams: Value, part: str) -> Value:
     width = n * (2 + n)
     logits = projected(w, streams, f"hc_{part}_fn", width)
     scale, base = w.tensor(f"hc_{part}_scale", 3), w.tensor(f"hc_{part}_base", width)
-    attrs = {"streams": n, "iterations": hyper.iterations}
-    return w.b.op("hyper_mix", logits, scale, base, eps=hyper.eps, **attrs)
+    return w.b.op(
+        "hyper_mix", logits, scale, base, streams=n, iterations=hyper.iterations, eps=hyper.eps
+    )
 
 
 def collapse(w: Layer, streams: Value, pre: Value) -> Value:

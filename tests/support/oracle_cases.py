@@ -39,14 +39,16 @@ def shared_config(r: random.Random) -> dict[str, Any]:
     experts = r.choice((3, 4, 8, 11))
     rope = r.choice((8, 16))
     return dict(
-        vocab_size=256, hidden_size=r.choice((32, 48, 64)), moe_intermediate_size=r.choice((16, 24)),
+        vocab_size=256, hidden_size=r.choice((32, 48, 64)),
+        moe_intermediate_size=r.choice((16, 24)),
         num_attention_heads=heads, num_key_value_heads=1, head_dim=r.choice((32, 64)),
         qk_rope_head_dim=rope, q_lora_rank=r.choice((16, 24)), o_groups=groups,
         o_lora_rank=r.choice((8, 16)), n_routed_experts=experts, n_shared_experts=1,
         num_experts_per_tok=r.randint(1, min(3, experts)), scoring_func="sqrtsoftplus",
         routed_scaling_factor=r.choice((1.0, 1.5, 2.5)), swiglu_limit=r.choice((0.5, 10.0)),
         sliding_window=r.choice((8, 16, 40)), index_n_heads=r.choice((24, 32)),
-        index_head_dim=r.choice((16, 32)), index_topk=r.choice((4, 8, 16)), hc_mult=r.choice((2, 4)),
+        index_head_dim=r.choice((16, 32)), index_topk=r.choice((4, 8, 16)),
+        hc_mult=r.choice((2, 4)),
         hc_sinkhorn_iters=r.choice((5, 20)), hc_eps=1e-6, max_position_embeddings=4096,
         rope_theta=10000.0, compress_rope_theta=160000.0, bos_token_id=0, eos_token_id=1,
     )
@@ -70,6 +72,35 @@ def v4_case(seed: int) -> Case:
         num_hash_layers=r.randint(0, 2), num_nextn_predict_layers=1, rope_parameters=yarn(r),
     )
     tokens = [r.randrange(2, 256) for _ in range(length)]
+    return Case(config, tokens, chunkings(r, length, stepwise=seed % 3 == 0))
+
+
+def v41_case(seed: int, compressed_ids: int) -> Case:
+    """A V4.1 configuration: window layers, groups of ratio 2 or 3, then one of ratio 1."""
+    r = random.Random(f"v41 {seed}")
+    ratios, kv, index = [0] * r.randint(1, 2), [], []
+    for ratio in (*[r.choice((2, 2, 4))] * r.randint(1, 2), 1):
+        kv.append(len(ratios))
+        index.append(len(ratios))
+        for layer in range(len(ratios) + 1, len(ratios) + r.randint(1, 4)):
+            index += [layer] if r.random() < 0.5 else []
+        ratios += [ratio] * (max(index[-1], kv[-1]) - len(ratios) + 1 + r.randint(0, 1))
+    engram = sorted(r.sample(range(len(ratios)), r.choice((0, 1, 2))))
+    config = shared_config(r) | dict(
+        num_hidden_layers=len(ratios), compress_ratios=[*ratios, 0, 0, 0], rms_norm_eps=1e-20,
+        kv_source_layer_ids=kv, index_source_layer_ids=index, rope_scaling=yarn(r),
+        candidate_source_layer_id=r.choice((kv[-1], kv[-1], -1)),
+        candidate_topk_blocks=r.choice((2, 4)), candidate_block_size=r.choice((2, 4, 8)),
+        engram_layer_ids=engram, engram_max_ngram_size=r.choice((2, 3, 4)),
+        engram_vocab_size=r.choice((30, 50)), engram_n_heads=r.choice((1, 2)),
+        engram_head_dim=r.choice((16, 32)), engram_pad_token_id=2,
+        engram_compressed_vocab_size=compressed_ids, num_nextn_predict_layers=3,
+        dspark_block_size=5, dspark_noise_token_id=250, dspark_target_layer_ids=[1, 2],
+        dspark_markov_rank=16, dspark_n_routed_experts=4, dspark_num_experts_per_tok=2,
+        dtype="float32", pad_token_id=2,
+    )
+    length = r.choice((1, 4, 11, 30, 70, 90, 140)) if seed else 300
+    tokens = [r.randrange(3, 240) for _ in range(length)]
     return Case(config, tokens, chunkings(r, length, stepwise=seed % 3 == 0))
 
 
