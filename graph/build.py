@@ -100,6 +100,11 @@ class GraphBuilder:
         """Declare a weight of the checkpoint; the same name twice is one weight."""
         return self._weight(name, TensorType(dtype, shape), WeightExpr("tensor", (name,)))
 
+    def stack(self, name: str, dtype: ElementType, parts: Sequence[str], n: Dim, k: Dim) -> Value:
+        """Declare the weight [len(parts), n, k] made of the checkpoint's matrices `parts`."""
+        kind = TensorType(dtype, (len(parts), n, k))
+        return self._weight(name, kind, WeightExpr("stack", tuple(parts)))
+
     def literal(self, name: str, values: Sequence[float], dtype: ElementType) -> Value:
         """Declare a vector of constants that the model's configuration gives."""
         kind = TensorType(dtype, (len(values),))

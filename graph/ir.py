@@ -20,7 +20,7 @@ from tilewright.graph.types import TensorType
 
 Attr: TypeAlias = "int | float | str | bool | tuple[Attr, ...]"
 Attrs: TypeAlias = Mapping[str, Attr]
-WEIGHT_KINDS = ("tensor", "literal")
+WEIGHT_KINDS = ("tensor", "literal", "stack")
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,17 @@ class State:
 
 @dataclass(frozen=True)
 class WeightExpr:
-    """How a weight comes from checkpoint tensors: `tensor(name)`, or `literal(values)`."""
+    """How a weight comes from checkpoint tensors: `tensor(name)`, `literal(values)`, or
+    `stack(names)`: equally shaped matrices [n, k], one after the other [len(names), n, k].
+    """
 
     kind: str
     args: tuple[Attr, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the checkpoint tensors that the weight is made of."""
+        return () if self.kind == "literal" else tuple(str(name) for name in self.args)
 
 
 @dataclass(frozen=True)

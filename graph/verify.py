@@ -111,6 +111,16 @@ def _check_weights(graph: Graph) -> None:
             raise _broken(subject, "not one tensor's name", _listed(expr.args), "one name")
         if expr.kind == "literal":
             _check_literal(subject, weight)
+        if expr.kind == "stack":
+            _check_stack(subject, weight)
+
+
+def _check_stack(subject: str, weight: Weight) -> None:
+    parts, shape = weight.expr.args, weight.type.shape
+    if not all(isinstance(part, str) for part in parts):
+        raise _broken(subject, "not names of tensors", _listed(parts), "names")
+    if len(shape) != 3 or shape[0] != len(parts):
+        raise _broken(subject, "stack does not fit its type", f"{len(parts)} tensors", weight.type)
 
 
 def _check_literal(subject: str, weight: Weight) -> None:

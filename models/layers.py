@@ -22,6 +22,8 @@ class Limits:
     max_context: int = 8192
     block_size: int = 32
     max_cache_blocks: int = 1 << 20
+    context_page: int = 256  # positions of a page that lives as long as its request
+    window_page: int = 64  # positions of a page that is given back when all of it is old
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Formats:
 
     stored: Mapping[str, ElementType]
     activation: DType = BF16
+    quantise_cache: bool = True  # as models that were trained with it ask; others have none
+    quantise_activations: bool = True  # before products with quantised weights, likewise
 
     def of(self, name: str) -> ElementType:
         """Return the storage type of a tensor; a missing one is found later, with all others."""

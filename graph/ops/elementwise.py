@@ -103,6 +103,20 @@ elementwise(
     "shift", 1, lambda x, amount: s.add(x, amount), lambda x, amount: x + amount,
     attrs={"amount": float},
 )
+elementwise(
+    "at_most", 1, lambda x, limit: s.call("min", x, limit), lambda x, limit: x.clamp_max(limit),
+    attrs={"limit": float},
+)
+elementwise(
+    "at_least", 1, lambda x, limit: s.call("max", x, limit), lambda x, limit: x.clamp_min(limit),
+    attrs={"limit": float},
+)
+elementwise(
+    "sign", 1,
+    lambda x: s.call("select_lt", 0.0, x, 1.0, s.call("select_lt", x, 0.0, -1.0, 0.0)),
+    lambda x: x.sign(),
+    flops=2,
+)
 
 
 def _infer_cast(inputs: Types, attrs: Attrs) -> TensorType:
