@@ -170,10 +170,14 @@ def zero_states(
 
 
 def train(model: Model, corpus: Corpus, settings: Settings, report: Report) -> Trained:
-    """Train until the time is over; the learning rate follows a cosine of the time used."""
+    """Train until the time is over and keep the weights of the best held-out loss.
+
+    The learning rate follows a cosine of the time used.
+    """
     random = np.random.default_rng(settings.seed)
     optimizer = torch.optim.AdamW(_groups(model, settings), betas=(0.9, 0.95), eps=1e-12)
     history: list[dict[str, float]] = []
+    best: dict[str, torch.Tensor] = {}
     start, step, next_report = time.monotonic(), 0, 0.0
     while (used := (time.monotonic() - start) / settings.seconds) < 1:
         rate = settings.learning_rate * _schedule(used, settings.warmup)
@@ -189,14 +193,19 @@ def train(model: Model, corpus: Corpus, settings: Settings, report: Report) -> T
         loads.balance(model.masters)
         step += 1
         if used >= next_report:
-            next_report = used + 0.02
-            held = evaluate_loss(model, corpus.held_out, settings, model.stored, limit=4)
+            next_report = used + 0.04
+            held = evaluate_loss(model, corpus.held_out, settings, model.stored, limit=2)
+            if held <= min((entry["held_out"] for entry in history), default=held):
+                best = {name: master.detach().clone() for name, master in model.masters.items()}
             history.append(
                 {"step": float(step), "used": used, "loss": float(loss.detach()), "held_out": held,
                  "gradient": float(norm), "imbalance": loads.worst(), "rate": rate}
             )  # fmt: skip
             report(history[-1])
-    return Trained({n: m.detach() for n, m in model.masters.items()}, tuple(history))
+    with torch.no_grad():
+        for name, master in model.masters.items():
+            master.copy_(best[name])
+    return Trained(best, tuple(history))
 
 
 def _groups(model: Model, settings: Settings) -> Iterator[dict[str, object]]:
