@@ -15,7 +15,7 @@ from tilewright.codegen.pack_cpu import Unpacked, pack_panels
 from tilewright.codegen.plan import GroupPlan
 from tilewright.graph import Graph, Weight
 from tilewright.graph.errors import LowerError
-from tilewright.graph.types import DType, ElementType
+from tilewright.graph.types import BlockFormat, DType, ElementType
 from tilewright.runtime.artifact import ROW_MAJOR, WeightRecord
 
 ALIGNMENT = 64
@@ -68,13 +68,15 @@ def pack_weights(
 
 
 def _panels(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
-    found = source.unpacked(weight.name, weight.type.dtype)
+    dtype = weight.type.dtype
+    found = source.unpacked(weight.name, dtype)
     return pack_panels(
-        panel_format(weight.type.dtype),
+        panel_format(dtype),
         values=found.values,
         codes=found.codes,
         d=found.d,
         m=found.m,
+        block=dtype.block if isinstance(dtype, BlockFormat) else (1, 1),
     )
 
 

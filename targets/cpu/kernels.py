@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.codegen.emit.cpp_types import PANEL_FORMATS
+from tilewright.codegen.pack_cpu import FORMATS
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
@@ -49,11 +51,18 @@ def _accepts_contract(body: Graph) -> str | None:
             return "second operand is computed, want a weight"
         if symbols_of(w.shape):
             return f"weight extents are symbolic: {w}"
-        if isinstance(w.dtype, BlockFormat):
-            if w.dtype.name not in ("q4_1", "q8_0", "q8_g16"):
-                return f"weight format {w.dtype} has no packed layout"
-            if int(w.shape[1]) % w.dtype.block[1]:
-                return f"k = {w.shape[1]} is no multiple of the group of {w.dtype.block[1]}"
+        if refusal := _refuses_format(w):
+            return refusal
+    return None
+
+
+def _refuses_format(w: TensorType) -> str | None:
+    """Say why a weight cannot be multiplied from panels."""
+    name = PANEL_FORMATS.get(str(w.dtype), "")
+    if name not in FORMATS:
+        return f"weight format {w.dtype} has no packed layout"
+    if int(w.shape[-1]) % FORMATS[name].group:
+        return f"k = {w.shape[-1]} is no multiple of the group of {FORMATS[name].group}"
     return None
 
 
@@ -122,7 +131,8 @@ def contract_scratch(
     group = _group(formats[0])
     factored = numerics.scale_order == "factored" and group > 1
     stride = -(-k // PANEL) * PANEL + PANEL
-    sums = -(-(k // group) // PANEL) * PANEL if factored else 0
+    has_min = isinstance(formats[0].dtype, BlockFormat) and formats[0].dtype.minimum is not None
+    sums = -(-(k // group) // PANEL) * PANEL if factored and has_min else 0
     row_bytes = (stride + sums) * 4
     slab = acc = 0
     if s["form"] == 1:
@@ -135,7 +145,7 @@ def contract_scratch(
 
 
 def _group(type_: TensorType) -> int:
-    return type_.dtype.block[1] if isinstance(type_.dtype, BlockFormat) else 1
+    return FORMATS[PANEL_FORMATS[str(type_.dtype)]].group
 
 
 # --- attention ----------------------------------------------------------------------------------
