@@ -90,7 +90,8 @@ def pack_panels(
     rounds to nearest even). q4_1 takes codes 0..15 with `d` and `m` [N, K / 32]; q4_0 takes codes
     0..15 with `d`, and becomes q4_1 with m = -8 d; q8_0 takes int8 codes with `d` [N, K / 32];
     q8s16 takes int8 codes with float32 `d` [N, K / 16]. fp8 and fp4 take bytes of codes and of
-    scales, one of these per `block` of rows and columns, as `pack_floats` says. Raises LowerError if arrays do not fit.
+    scales, one of these per `block` of rows and columns, as `pack_floats` says. Raises LowerError
+    if arrays do not fit.
     """
     if format == "q4_0":
         d, m = _q4_0_scales(d)

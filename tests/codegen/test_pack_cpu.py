@@ -98,7 +98,8 @@ ERRORS = {
     f"packed format 'q5': unknown: got q5, want one of {', '.join(FORMATS)}": (
         lambda: pack_panels("q5", codes=CODES)
     ),
-    "packed format 'fp4': codes do not fit: got uint8 [2, 20], want bytes of whole groups of 32 k": (
+    "packed format 'fp4': codes do not fit: got uint8 [2, 20], want bytes of whole groups of 32 "
+    "k": (
         lambda: pack_panels("fp4", codes=CODES[:, :20], d=CODES)
     ),
     "packed format 'fp8': shape of 'd' does not fit the codes: got uint8 [2, 1], want uint8 [1, 1] "

@@ -61,9 +61,8 @@ class RandomWeights:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The values of every weight, fp32."""
-        return {
-            name: torch.from_numpy(_values(raw, self._types[name])) for name, raw in self._all.items()
-        }
+        types = self._types
+        return {n: torch.from_numpy(_values(raw, types[n])) for n, raw in self._all.items()}
 
 
 def _groups(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
