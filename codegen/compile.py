@@ -207,10 +207,12 @@ def _write_weights(
         for count, packed in enumerate(pack_weights(graph, plans, job.weights), start=1):
             padding = bytes(-offset % ALIGNMENT)
             records.append(weight_record(packed, offset + len(padding)))
-            for piece in (padding, packed.data.data):
-                file.write(piece)
-                hashed.update(piece)
-            offset += len(padding) + packed.data.nbytes
+            file.write(padding)
+            hashed.update(padding)
+            for piece in packed.pieces():
+                file.write(piece.data)
+                hashed.update(piece.data)
+            offset += len(padding) + packed.num_bytes
             progress("pack", count, len(graph.weights))
     return records, hashed.hexdigest(), offset
 

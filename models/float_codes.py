@@ -14,9 +14,7 @@ def _e4m3_table() -> Single:
     """Values of all 256 codes: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
-    size = np.where(
-        exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0)
-    )
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
     size[code & 127 == 127] = np.nan
     return np.where(code >= 128, -size, size).astype(np.float32)
 
@@ -39,21 +37,17 @@ def e2m1_values(packed: Bytes) -> Single:
     return E2M1[codes.reshape(*packed.shape[:-1], -1)]
 
 
-def scaled_values(
-    format: str, codes: Bytes, scale: Bytes, block: tuple[int, int]
-) -> Single:
+def scaled_values(format: str, codes: Bytes, scale: Bytes, block: tuple[int, int]) -> Single:
     """Values [n, k] of fp8_e4m3 codes [n, k] or fp4_e2m1 codes [n, k / 2].
 
     `scale` are ue8m0 bytes, one per block of rows and columns; edge blocks may be cut short.
     """
     values = E4M3[codes] if format == "fp8_e4m3" else e2m1_values(codes)
-    rows, cols = block
-    n, k = values.shape
+    (n, k), (rows, cols) = values.shape, block
+    spread = E8M0[scale].repeat(rows, 0)[:n].repeat(cols, 1)[:, :k]
     # A broken file may hold any scale: the values say so, a warning would not help.
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, n, rows):
-            line = E8M0[scale[start // rows]].repeat(cols)[:k]
-            values[start : start + rows] *= line
+        values *= spread
     return values
 
 

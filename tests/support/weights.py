@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
 
 import ml_dtypes
@@ -22,11 +23,23 @@ class RandomWeights:
     """
 
     def __init__(self, graph: Graph, *, seed: int = 0, spread: int = 0) -> None:
-        self._types = {w.name: w.type for w in graph.weights if w.expr.kind == "tensor"}
+        self._graph = graph
+        self._types = {
+            name: w.type.with_shape(*w.type.shape[-2:])
+            for w in graph.weights
+            for name in w.expr.tensors
+        }
         self._seed, self._spread = seed, spread
 
     def unpacked(self, name: str, dtype: ElementType) -> Unpacked:
         return self._all[name]
+
+    def pieces(self, name: str, dtype: ElementType) -> Iterator[Unpacked]:
+        """Tables come in two pieces."""
+        whole = self._all[name]
+        assert whole.codes is not None and whole.d is not None
+        for part in (slice(0, 3), slice(3, None)):
+            yield Unpacked(codes=whole.codes[part], d=whole.d[part])
 
     @cached_property
     def _all(self) -> dict[str, Unpacked]:
@@ -62,7 +75,14 @@ class RandomWeights:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The values of every weight, fp32."""
         types = self._types
-        return {n: torch.from_numpy(_values(raw, types[n])) for n, raw in self._all.items()}
+        parts = {n: torch.from_numpy(_values(raw, types[n])) for n, raw in self._all.items()}
+        return {
+            w.name: torch.stack([parts[n] for n in w.expr.tensors])
+            if w.expr.kind == "stack"
+            else parts[w.expr.tensors[0]]
+            for w in self._graph.weights
+            if w.expr.kind != "literal"
+        }
 
 
 def _groups(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
