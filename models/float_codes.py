@@ -16,7 +16,8 @@ def _e4m3_table() -> Single:
     exponent, mantissa = code >> 3 & 15, code & 7
     size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
     size[code & 127 == 127] = np.nan
-    return np.where(code >= 128, -size, size).astype(np.float32)
+    table: Single = np.where(code >= 128, -size, size).astype(np.float32)
+    return table
 
 
 def _e8m0_table() -> Single:

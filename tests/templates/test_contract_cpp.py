@@ -112,6 +112,7 @@ def schedule(form: str, **fields: object) -> dict[str, object]:
     plain = {
         "max_rows": None, "form": form, "row_tile": 1, "panel_tile": 1, "panels_per_item": 1,
         "row_block": 32, "k_block": 32, "prefetch": 0, "rows": "inline", "split": "rows",
+        "few_rows": 0,
     }  # fmt: skip
     return plain | fields
 
@@ -165,7 +166,7 @@ def source(format: str, k: int, kernels: tuple[str, ...]) -> str:
     for name in kernels:
         order, segments = ORDERS[name[0]]
         text += template.render(
-            name=name, k=k, order=order, segments=segments, args=ARGS,
+            name=name, k=k, order=order, segments=segments, args=ARGS, routing=None,
             prologue=PROLOGUE.format(k=k), input_row=INPUT_ROW.format(k=k),
             sections=[
                 {"n": N0, "weights": weights[:1], "epilogue": STORE},
