@@ -12,6 +12,7 @@ import jinja2
 
 import tilewright.templates
 from tilewright.codegen.body import root_of
+from tilewright.codegen.emit.cpp_route import place, routing
 from tilewright.codegen.emit.cpp_rows import RowPrinter, Sink
 from tilewright.codegen.emit.cpp_types import (
     PACKED,
@@ -203,6 +204,7 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     chosen: dict[str, Any] = {
         key: names[key][value] if key in names else value for key, value in schedule.items()
     }
+    chosen = {"few_rows": 0, **chosen}
     chosen["rows"] = "direct" if direct else ("inline", "phase")[schedule["phase"]]
     order = numerics.scale_order if numerics.scale_order != "none" else "dequantise"
     return {
@@ -211,6 +213,7 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
         "segments": numerics.segments,
         "prologue": "" if direct else prologue,
         "input_row": direct,
+        "routing": routing(body, anchors[0]),
         "sections": [_section(spec, nodes, rows) for nodes in _sections(body, anchors)],
         "schedules": [{"max_rows": None, **chosen}],
         "entry": _entry(spec, call),
@@ -276,7 +279,8 @@ def _section(spec: KernelSpec, nodes: list[Node], rows: Dim) -> Mapping[str, Any
     ]
     known = {a.name: f"acc[{i}][l]" for i, a in enumerate(anchors)}
     outputs = {value for _, value in body.outputs}
-    lines = _elementwise(body, nodes, known, rows, index=("(col + l)",), row="row")
+    index, token = place(anchors[0])
+    lines = _elementwise(body, nodes, known, rows, index=index, row=token)
     for node in nodes:
         if node.name in outputs:
             stored = storage(node.type.dtype).store.format(known[node.name])
