@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tilewright import __version__
+from tilewright.codegen.body import memory_type
 from tilewright.codegen.cache import KernelCache, Progress
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.elementary import MATH_VERSION
@@ -206,10 +207,12 @@ def _write_weights(
         for count, packed in enumerate(pack_weights(graph, plans, job.weights), start=1):
             padding = bytes(-offset % ALIGNMENT)
             records.append(weight_record(packed, offset + len(padding)))
-            for piece in (padding, packed.data.data):
-                file.write(piece)
-                hashed.update(piece)
-            offset += len(padding) + packed.data.nbytes
+            file.write(padding)
+            hashed.update(padding)
+            for piece in packed.pieces():
+                file.write(piece.data)
+                hashed.update(piece.data)
+            offset += len(padding) + packed.num_bytes
             progress("pack", count, len(graph.weights))
     return records, hashed.hexdigest(), offset
 
@@ -256,8 +259,8 @@ def _manifest(
         model=job.model,
         dims=tuple(DimRecord(d.name, d.role.value, d.lower, d.upper) for d in graph.dims),
         inputs=tuple(tensor_record(i.name, i.type) for i in graph.inputs),
-        outputs=tuple(tensor_record(public, graph.type_of(v)) for public, v in graph.outputs),
-        states=tuple(tensor_record(s.name, s.type) for s in graph.states),
+        outputs=tuple(tensor_record(public, memory_type(graph, v)) for public, v in graph.outputs),
+        states=tuple(tensor_record(s.name, memory_type(graph, s.name)) for s in graph.states),
         buffers=buffers,
         weights=tuple(weights),
         weights_file=WEIGHTS,

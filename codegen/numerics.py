@@ -13,7 +13,7 @@ from tilewright.graph import Graph, Node, Role
 from tilewright.graph.dims import Dim, roles_of
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
-from tilewright.graph.types import BlockFormat
+from tilewright.graph.types import BlockFormat, ElementType
 
 
 def derive(kind: str, body: Graph, target: Target) -> Numerics:
@@ -43,7 +43,7 @@ def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]
     first = derive(kind, body, target)
     found = [first]
     if kind == "contract" and first.scale_order != "none":
-        for order in ("dequantise", "factored"):
+        for order in ("dequantise", "factored")[: 1 + (len(_formats(body)) == 1)]:
             found.append(replace(first, scale_order=order))
     if kind == "attend":
         found += [replace(first, chunk=c) for c in target.attend_chunks]
@@ -80,12 +80,21 @@ def checked_roles(body: Graph, extent: Dim) -> bool:
 
 
 def _contract(body: Graph, target: Target) -> Numerics:
-    formats = {
-        body.type_of(n.inputs[1]).dtype for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT
-    }
-    grouped = any(isinstance(f, BlockFormat) for f in formats)
+    """Scales of float codes are powers of two: applied to the sum of a group they cost accuracy
+    nothing. One launch has one order, and sums of groups need one format."""
+    formats = _formats(body)
+    grouped = [f for f in formats if isinstance(f, BlockFormat)]
+    order = target.scale_order
+    if len(formats) == 1 and all(f.code.is_float for f in grouped):
+        order = "factored"
     return Numerics(
         lanes=target.lanes,
         segments=1,
-        scale_order=target.scale_order if grouped else "none",
+        scale_order=order if grouped else "none",
     )
+
+
+def _formats(body: Graph) -> set[ElementType]:
+    return {
+        body.type_of(n.inputs[1]).dtype for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT
+    }

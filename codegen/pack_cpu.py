@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.codegen.pack_floats import pack_floats, unpack_floats
 from tilewright.graph.errors import LowerError
 
 PANEL = 16
@@ -26,11 +27,15 @@ class PanelFormat:
     words: int = 0
     scale: str = ""
     has_min: bool = False
+    float_codes: bool = False
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """A weight [N, K] out of its panels: `values` of a plain format, else codes and scales."""
+    """A weight [N, K] out of its panels: `values` of a plain format, else codes and scales.
+
+    fp8 and fp4 have bytes as codes, [N, K] and [N, K / 2], and ue8m0 bytes as scales.
+    """
 
     values: Array | None = None
     codes: Array | None = None
@@ -45,6 +50,8 @@ FORMATS: dict[str, PanelFormat] = {
     "q4_1": PanelFormat(32, 320, words=4, scale="<f2", has_min=True),
     "q8_0": PanelFormat(32, 544, words=8, scale="<f2"),
     "q8s16": PanelFormat(16, 320, words=4, scale="<f4"),
+    "fp8": PanelFormat(32, 528, words=8, scale="|u1", float_codes=True),
+    "fp4": PanelFormat(32, 272, words=4, scale="|u1", float_codes=True),
 }
 _PLAIN = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
 
@@ -75,13 +82,16 @@ def pack_panels(
     codes: Array | None = None,
     d: Array | None = None,
     m: Array | None = None,
+    block: tuple[int, int] = (1, 32),
 ) -> Bytes:
     """Pack one weight [N, K] into panels: uint8 [packed_bytes].
 
     Plain formats take `values` (float32 or float16; for bf16 also its bits as uint16; narrowing
     rounds to nearest even). q4_1 takes codes 0..15 with `d` and `m` [N, K / 32]; q4_0 takes codes
     0..15 with `d`, and becomes q4_1 with m = -8 d; q8_0 takes int8 codes with `d` [N, K / 32];
-    q8s16 takes int8 codes with float32 `d` [N, K / 16]. Raises LowerError if arrays do not fit.
+    q8s16 takes int8 codes with float32 `d` [N, K / 16]. fp8 and fp4 take bytes of codes and of
+    scales, one of these per `block` of rows and columns, as `pack_floats` says. Raises LowerError
+    if arrays do not fit.
     """
     if format == "q4_0":
         d, m = _q4_0_scales(d)
@@ -90,6 +100,8 @@ def pack_panels(
     if not layout.words:
         return _pack_plain(format, _required(format, "values", values))
     matrix = _required(format, "codes", codes)
+    if layout.float_codes:
+        return pack_floats(format, matrix, _required(format, "d", d), block).reshape(-1)
     packed_bytes(format, *matrix.shape)
     groups = matrix.shape[1] // layout.group
     panels = -(-matrix.shape[0] // PANEL)
@@ -124,6 +136,9 @@ def unpack_panels(format: str, packed: Bytes, n: int, k: int) -> Unpacked:
     if not layout.words:
         lanes = packed.view(_PLAIN[format]).reshape(-1, groups, PANEL)
         return Unpacked(values=_columns_first(lanes)[:n])
+    if layout.float_codes:
+        floats, exponents = unpack_floats(format, packed, n, k)
+        return Unpacked(codes=floats, d=exponents)
     blocks = packed.reshape(-1, groups, layout.group_bytes)
     width = PANEL * np.dtype(layout.scale).itemsize
     scales = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen.body import Body, extract, root_of
+from tilewright.codegen.body import Body, extract, memory_type, root_of
 from tilewright.codegen.buffers import Lifetime, place
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.cost import body_cost
 from tilewright.codegen.emit.cpp import argument_names, int_names, needs_scratch
 from tilewright.codegen.numerics import derive
+from tilewright.codegen.passes.partition import kind_of
 from tilewright.codegen.select import Choice, select
 from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate, Target
@@ -96,7 +97,7 @@ def bucket_rows(body: Body, bucket: Bucket) -> int:
     """Return the most rows a body has in a bucket."""
     last = body.graph.nodes[0]
     for node in body.graph.nodes:
-        if node.op in ("linear", "attend"):
+        if kind_of(node) != "row":
             last = node
             break
     shape = last.type.shape
@@ -172,7 +173,7 @@ def plan_buckets(
         _bucket_record(graph, plans, bucket, buffers)
         for bucket in buckets_of(graph, target, config)
     )
-    tensors = tuple(tensor_record(name, graph.type_of(name)) for name in buffers)
+    tensors = tuple(tensor_record(name, memory_type(graph, name)) for name in buffers)
     return records, tensors
 
 
@@ -196,7 +197,9 @@ def _bucket_record(
     buffers: Mapping[str, tuple[int, int]],
 ) -> BucketRecord:
     lifetimes = [
-        Lifetime(name, int(evaluate(graph.type_of(name).num_bytes, bucket.bounds)), first, last)
+        Lifetime(
+            name, int(evaluate(memory_type(graph, name).num_bytes, bucket.bounds)), first, last
+        )
         for name, (first, last) in buffers.items()
     ]
     offsets, arena = place(lifetimes)

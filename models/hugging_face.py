@@ -15,6 +15,7 @@ from tilewright.models.record import (
     shown,
 )
 from tilewright.models.safetensors_file import INDEX_NAME, read_safetensors, read_sharded
+from tilewright.models.scales import join_scales
 from tilewright.models.tokenizer import load_tokenizer
 
 WEIGHTS_NAME = "model.safetensors"
@@ -149,7 +150,7 @@ def open_directory(folder: Path) -> Checkpoint:
     if not (folder / "config.json").exists():
         raise VerifyError(f"directory '{folder}': no config.json")
     config = normalise_config(read_object(folder / "config.json"))
-    tensors = _read_weights(folder)
+    tensors = join_scales(_read_weights(folder))
     settings = _optional_object(folder / "tokenizer_config.json")
     text, tokenizer = _read_tokenizer(folder / "tokenizer.json", config)
     return Checkpoint(

@@ -3,6 +3,8 @@
 Tensor bytes stay in the memory-mapped file until someone asks for them.
 """
 
+from __future__ import annotations
+
 import json
 import mmap
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from tilewright.graph.errors import VerifyError
 from tilewright.models.quants import dequantise
+from tilewright.models.scales import dequantise_scaled
 
 Bytes = NDArray[np.uint8]
 
@@ -26,7 +29,8 @@ MAX_TEXT_BYTES = 256 << 20
 class TensorEntry:
     """One stored tensor: its place in a mapped file and how to read its bytes.
 
-    `shape` is row-major [rows, cols]; `dtype` names the storage format ("f32", "q4_1", ...).
+    `shape` is row-major [rows, cols]; `dtype` names the storage format ("f32", "q4_1", ...). Where
+    scales lie in a tensor of their own, `scale` is that and `dtype` the text of the element type.
     """
 
     name: str
@@ -36,6 +40,12 @@ class TensorEntry:
     offset: int
     num_bytes: int
     mapped: Bytes = field(repr=False)
+    scale: TensorEntry | None = None
+
+    @property
+    def where(self) -> str:
+        """The tensor and its file, for the start of an error."""
+        return f"tensor {shown(self.name)} ({self.path})"
 
     def raw(self) -> Bytes:
         """The stored bytes, [num_bytes], as a read-only view of the mapped file."""
@@ -43,8 +53,9 @@ class TensorEntry:
 
     def dequantise(self) -> NDArray[np.float32]:
         """The values in float32, of `shape`. Raises VerifyError for a dtype without a formula."""
-        where = f"tensor {shown(self.name)} ({self.path})"
-        return dequantise(self.dtype, self.raw(), self.shape, where=where)
+        if self.scale is not None:
+            return dequantise_scaled(self)
+        return dequantise(self.dtype, self.raw(), self.shape, where=self.where)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from tilewright.models import quants
 from tilewright.models.checkpoint import Checkpoint, TensorEntry, account, open_checkpoint
 from tilewright.models.layers import Formats, Limits
 from tilewright.models.registry import family_of
+from tilewright.models.scales import read_rows, read_scaled
 from tilewright.runtime.artifact import ModelRecord
 
 TOKENIZER = "tokenizer.json"
@@ -28,7 +29,10 @@ _STORED = {
     "q4_0": "q4_1[g=32,axis=1,scale=f16]",
     "q4_1": "q4_1[g=32,axis=1,scale=f16]",
     "q6_k": "q8_g16[g=16,axis=1,scale=f32]",
+    "i32": "i32",
+    "i64": "i32",
 }
+_INTS = {"i32": np.int32, "i64": np.int64}
 _UNREAD = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
 
 
@@ -54,6 +58,9 @@ class CheckpointWeights:
         """Return a tensor's codes and scales, or its values rounded to a plain dtype."""
         entry = self.checkpoint.tensors[name]
         raw, shape = entry.raw(), entry.shape
+        if entry.scale is not None:
+            floats, exponents = read_scaled(entry)
+            return Unpacked(codes=floats, d=exponents)
         match entry.dtype:
             case "q4_1":
                 codes, d, m = quants.unpack_q4_1(raw, shape)
@@ -67,6 +74,8 @@ class CheckpointWeights:
             case "q6_k":
                 signed, scale = quants.unpack_q6_k(raw, shape)
                 return Unpacked(codes=signed, d=scale)
+        if entry.dtype in _INTS:
+            return Unpacked(values=_int32(entry))
         if wanted.name == entry.dtype == "bf16":
             return Unpacked(values=raw.view(np.uint16).reshape(shape))
         if wanted.name == entry.dtype == "f16":
@@ -74,12 +83,27 @@ class CheckpointWeights:
         values = entry.dequantise()
         return Unpacked(values=round_bf16(values) if wanted == BF16 else values)
 
+    def pieces(self, name: str, wanted: ElementType) -> Iterator[Unpacked]:
+        """Yield codes and scales of a table of rows."""
+        for codes, d in read_rows(self.checkpoint.tensors[name]):
+            yield Unpacked(codes=codes, d=d)
+
 
 def round_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the bits of fp32 values rounded to bf16, ties to even; a NaN stays one."""
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint16).numpy()
+
+
+def _int32(entry: TensorEntry) -> np.ndarray[Any, Any]:
+    """Return a tensor of whole numbers as int32; raise VerifyError if one does not fit."""
+    values = entry.raw().view(_INTS[entry.dtype]).reshape(entry.shape)
+    if values.size and not -(1 << 31) <= values.min() <= values.max() < 1 << 31:
+        raise VerifyError(
+            f"{entry.where}: holds numbers beyond int32: got {values.min()} to {values.max()}"
+        )
+    return values.astype(np.int32)
 
 
 def prepare(
@@ -142,7 +166,7 @@ def _formats(checkpoint: Checkpoint, activation: DType) -> dict[str, ElementType
     """Keep quantised tensors as they are; with bf16 activations, matrices are rounded to bf16."""
     found: dict[str, ElementType] = {}
     for name, entry in checkpoint.tensors.items():
-        if entry.dtype not in _STORED:
+        if entry.dtype not in _STORED and entry.scale is None:
             raise VerifyError(
                 f"tensor '{name}': cannot be used as it is stored: got {entry.dtype}, "
                 f"want {', '.join(_STORED)}"
@@ -152,7 +176,9 @@ def _formats(checkpoint: Checkpoint, activation: DType) -> dict[str, ElementType
 
 
 def _stored_as(entry: TensorEntry, activation: DType) -> ElementType:
-    if len(entry.shape) == 1:
+    if entry.scale is not None:
+        return element_type(entry.dtype)
+    if len(entry.shape) == 1 and entry.dtype not in _INTS:
         return F32 if entry.dtype == "f16" else element_type(_STORED[entry.dtype])
     if activation == BF16 and entry.dtype in ("f32", "f16"):
         return BF16

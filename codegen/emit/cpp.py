@@ -12,6 +12,7 @@ import jinja2
 
 import tilewright.templates
 from tilewright.codegen.body import root_of
+from tilewright.codegen.emit.cpp_route import place, routing
 from tilewright.codegen.emit.cpp_rows import RowPrinter, Sink
 from tilewright.codegen.emit.cpp_types import (
     PACKED,
@@ -31,6 +32,7 @@ from tilewright.graph.dims import Dim, DimJson, to_json
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
+from tilewright.graph.types import BlockFormat
 
 PREAMBLE = '#include "tw_host.h"\n#include "tw_vec.h"\n#include "tw_math.h"\n'
 TEMPLATE_ROOT = Path(tilewright.templates.__file__).resolve().parent
@@ -82,7 +84,9 @@ def int_names(body: Graph) -> tuple[str, ...]:
 
 
 def _storage(body: Graph, name: str) -> Any:
-    return PACKED if name in packed_weights(body) else storage(body.type_of(name).dtype)
+    dtype = body.type_of(name).dtype
+    packed = name in packed_weights(body) or name in body.state and isinstance(dtype, BlockFormat)
+    return PACKED if packed else storage(dtype)
 
 
 def _members(body: Graph) -> str:
@@ -200,6 +204,7 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     chosen: dict[str, Any] = {
         key: names[key][value] if key in names else value for key, value in schedule.items()
     }
+    chosen = {"few_rows": 0, **chosen}
     chosen["rows"] = "direct" if direct else ("inline", "phase")[schedule["phase"]]
     order = numerics.scale_order if numerics.scale_order != "none" else "dequantise"
     return {
@@ -208,6 +213,7 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
         "segments": numerics.segments,
         "prologue": "" if direct else prologue,
         "input_row": direct,
+        "routing": routing(body, anchors[0]),
         "sections": [_section(spec, nodes, rows) for nodes in _sections(body, anchors)],
         "schedules": [{"max_rows": None, **chosen}],
         "entry": _entry(spec, call),
@@ -273,7 +279,8 @@ def _section(spec: KernelSpec, nodes: list[Node], rows: Dim) -> Mapping[str, Any
     ]
     known = {a.name: f"acc[{i}][l]" for i, a in enumerate(anchors)}
     outputs = {value for _, value in body.outputs}
-    lines = _elementwise(body, nodes, known, rows, index=("(col + l)",), row="row")
+    index, token = place(anchors[0])
+    lines = _elementwise(body, nodes, known, rows, index=index, row=token)
     for node in nodes:
         if node.name in outputs:
             stored = storage(node.type.dtype).store.format(known[node.name])

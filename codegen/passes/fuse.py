@@ -63,8 +63,9 @@ def _horizontal(p: Partition, gid: int) -> Iterator[frozenset[int]]:
         other = p.group.get(user)
         single = other is not None and other != gid and len(p.members[other]) == 1
         node = p.graph.node[user]
-        if single and other is not None and _is(node, Kind.CONTRACT):
-            if node.inputs[0] == activation:
+        if single and other is not None and node.op == first.op:
+            # Beyond the weights all operands are shared: the experts chosen, if there are any.
+            if (node.inputs[0], *node.inputs[2:]) == (activation, *first.inputs[2:]):
                 yield frozenset((gid, other))
 
 
@@ -163,7 +164,8 @@ def _contract_prologue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
         (n, i) for n in p.nodes(target) for i, name in enumerate(n.inputs) if p.root(name) == value
     ]
     as_activation = all(_is(n, Kind.CONTRACT) and i == 0 for n, i in uses)
-    matrix = all(p.graph.type_of(n.inputs[0]).rank == 2 for n, _ in uses)
+    # Neither rows of groups nor rows sorted by their experts are made one by one.
+    matrix = all(len(n.inputs) == 2 and n.type.rank == 2 for n, _ in uses)
     if as_activation and matrix and all(_views_keep_rows(p, n.inputs[0]) for n, _ in uses):
         yield frozenset((gid, target))
 

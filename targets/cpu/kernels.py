@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.codegen.emit.cpp_types import PANEL_FORMATS
+from tilewright.codegen.pack_cpu import FORMATS
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
-from tilewright.graph.dims import Dim, evaluate, symbols_of
+from tilewright.graph.dims import Dim, evaluate, product, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, TensorType
+from tilewright.targets.cpu.routed import refuses_routed, route_bytes, routed_schedules
 
 PANEL = 16  # output columns of a packed panel
 
@@ -41,19 +44,31 @@ def _row_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule
 
 
 def _accepts_contract(body: Graph) -> str | None:
-    for node in _anchors(body, Kind.CONTRACT):
-        x, w = (body.type_of(i) for i in node.inputs)
+    anchors = _anchors(body, Kind.CONTRACT)
+    for node in anchors:
+        x, w = (body.type_of(i) for i in node.inputs[:2])
+        if any(n.op != "linear" for n in anchors):
+            if refusal := refuses_routed(body, node, anchors) or _refuses_format(w):
+                return refusal
+            continue
         if x.rank != 2:
             return f"activation has rank {x.rank}, want 2"
         if node.inputs[1] not in body.weight:
             return "second operand is computed, want a weight"
         if symbols_of(w.shape):
             return f"weight extents are symbolic: {w}"
-        if isinstance(w.dtype, BlockFormat):
-            if w.dtype.name not in ("q4_1", "q8_0", "q8_g16"):
-                return f"weight format {w.dtype} has no packed layout"
-            if int(w.shape[1]) % w.dtype.block[1]:
-                return f"k = {w.shape[1]} is no multiple of the group of {w.dtype.block[1]}"
+        if refusal := _refuses_format(w):
+            return refusal
+    return None
+
+
+def _refuses_format(w: TensorType) -> str | None:
+    """Say why a weight cannot be multiplied from panels."""
+    name = PANEL_FORMATS.get(str(w.dtype), "")
+    if name not in FORMATS:
+        return f"weight format {w.dtype} has no packed layout"
+    if int(w.shape[-1]) % FORMATS[name].group:
+        return f"k = {w.shape[-1]} is no multiple of the group of {FORMATS[name].group}"
     return None
 
 
@@ -92,6 +107,9 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
 
     Four rows by one panel, and six by one from a slab, are what fits AVX2's sixteen registers.
     """
+    first = _anchors(body, Kind.CONTRACT)[0]
+    if first.op != "linear":
+        return routed_schedules(body, first, rows)
     tiles = ((1, 2), (1, 1)) if rows == 1 else ((4, 1), (3, 1), (2, 2))
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
@@ -117,12 +135,13 @@ def contract_scratch(
     """Bytes per thread, as `workspace_bytes` of tw_contract.h counts them for one thread."""
     s, anchors = schedule.values, _anchors(body, Kind.CONTRACT)
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
-    rows = _bound(anchors[0].type.shape[0], bounds)
+    rows = _bound(product(body.type_of(anchors[0].inputs[0]).shape[:-1]), bounds)
     formats = [body.type_of(a.inputs[1]) for a in anchors]
     group = _group(formats[0])
     factored = numerics.scale_order == "factored" and group > 1
     stride = -(-k // PANEL) * PANEL + PANEL
-    sums = -(-(k // group) // PANEL) * PANEL if factored else 0
+    has_min = isinstance(formats[0].dtype, BlockFormat) and formats[0].dtype.minimum is not None
+    sums = -(-(k // group) // PANEL) * PANEL if factored and has_min else 0
     row_bytes = (stride + sums) * 4
     slab = acc = 0
     if s["form"] == 1:
@@ -131,11 +150,12 @@ def contract_scratch(
         floats = (s["row_block"] + s["row_tile"]) * s["panel_tile"] * PANEL
         acc = floats * (len(anchors) + (numerics.segments > 1)) * 4
     per_thread = slab + acc + (0 if s["phase"] else s["row_block"] * row_bytes)
-    return per_thread + (rows * row_bytes if s["phase"] else 0)
+    shared = route_bytes(body, anchors[0], bounds)
+    return per_thread + shared + (rows * row_bytes if s["phase"] else 0)
 
 
 def _group(type_: TensorType) -> int:
-    return type_.dtype.block[1] if isinstance(type_.dtype, BlockFormat) else 1
+    return FORMATS[PANEL_FORMATS[str(type_.dtype)]].group
 
 
 # --- attention ----------------------------------------------------------------------------------

@@ -9,14 +9,16 @@
 //                                    static const uint8_t* packed(const Args&, int weight_id);
 //                                    static void epilogue(const Args&, int64_t row, int64_t col, int64_t width,
 //                                                         const float* const* acc)
-//   struct Problem                   K, ORDER, SEGMENTS; types args, rows, sections = tw::section_list<...>
+//   struct Problem                   K, ORDER, SEGMENTS; types args, rows, sections = tw::section_list<...>,
+//                                    routing (tw_route.h): what a row number means, and which matrix it meets
 //   struct Schedule                  FORM, ROW_TILE, PANEL_TILE, PANELS_PER_ITEM, ROW_BLOCK, K_BLOCK, PREFETCH,
-//                                    ROWS, SPLIT: no field of it can change a result bit
+//                                    ROWS, SPLIT, FEW_ROWS: no field of it can change a result bit
 // and calls tw::contract<Problem, Schedule>(args, num_rows, workspace). tw_body, tw_parallel and tw_num_threads
 // (tw_host.h) are declared before this file. The workspace holds, 64-byte aligned,
 // workspace_bytes<Problem, Schedule>(num_rows, num_threads) bytes; what is in it does not matter.
 #pragma once
 #include "tw_contract_tile.h"
+#include "tw_route.h"
 
 namespace tw {
 
@@ -78,11 +80,21 @@ struct sizes {
       S::FORM == SLAB ? ACC_FLOATS * (lists::MAX_WEIGHTS + (P::SEGMENTS > 1 ? 1 : 0)) * 4 : 0;
   static constexpr int64_t OWN_ROWS_BYTES = S::ROWS == INLINE_ROWS ? S::ROW_BLOCK * ROW_BYTES : 0;
   static constexpr int64_t THREAD_BYTES = OWN_ROWS_BYTES + SLAB_BYTES + ACC_BYTES;
+  using routing = typename P::routing;
+  // Rows of results and rows of activations, for so many tokens.
+  static constexpr int64_t results(int64_t num_tokens) { return num_tokens * routing::SLOTS; }
+  static constexpr int64_t sources(int64_t num_tokens) { return routing::SHARED ? num_tokens : results(num_tokens); }
+  static constexpr int64_t route_bytes(int64_t num_tokens) {
+    return routing::KIND == EXPERTS ? tw::route_bytes(results(num_tokens), routing::COUNT) : 0;
+  }
+  static constexpr int64_t shared_bytes(int64_t num_tokens) {
+    return route_bytes(num_tokens) + (S::ROWS == PHASE ? sources(num_tokens) * ROW_BYTES : 0);
+  }
 };
 
 template <class P, class S>
 constexpr int64_t workspace_bytes(int64_t num_rows, int64_t num_threads) {
-  return (S::ROWS == PHASE ? num_rows * sizes<P, S>::ROW_BYTES : 0) + num_threads * sizes<P, S>::THREAD_BYTES;
+  return sizes<P, S>::shared_bytes(num_rows) + num_threads * sizes<P, S>::THREAD_BYTES;
 }
 
 // Sum the groups of one row (each in order, from +0; all groups side by side, since one sum is a chain of
@@ -102,17 +114,52 @@ template <class P, class S>
 struct launch {
   using Z = sizes<P, S>;
   using Args = typename P::args;
+  using R_ = typename P::routing;
   const Args* args;
-  int64_t num_rows;
+  int64_t num_rows;  // tokens
   uint8_t* workspace;
+  routes route;
 
-  // What one thread works with: rows `row0 ..` of a row block are in `rows` or behind Rows::row.
+  // What one thread works with: `count` rows, from row0 on or listed in `ids`, of one matrix. They are in
+  // `rows` by their place in the block (INLINE_ROWS) or by the number of their source, or behind Rows::row.
   struct view {
     const Args* args;
-    int64_t row0, count, panel0, panel1;
+    int64_t row0, count, panel0, panel1, matrix;
+    const int32_t* ids;
     const float* rows;
     float* scratch;
   };
+
+  // The number of a block's row among all results, and the row of the activation it comes from.
+  static TW_INLINE int64_t row_id(const view& v, int64_t i) {
+    if constexpr (R_::KIND == EXPERTS) return v.ids[i];
+    return R_::KIND == GROUPS ? (v.row0 + i) * R_::SLOTS + v.matrix : v.row0 + i;
+  }
+  static TW_INLINE int64_t source_of(int64_t row) { return R_::SHARED ? row / R_::SLOTS : row; }
+
+  int64_t num_blocks() const {
+    if constexpr (R_::KIND == EXPERTS) return route.num_blocks;
+    return ceil_div(num_rows, S::ROW_BLOCK) * R_::COUNT;
+  }
+
+  void enter_block(view& v, int64_t block) const {
+    if constexpr (R_::KIND == EXPERTS) {
+      v.matrix = route.blocks[block].matrix;
+      v.ids = route.order + route.blocks[block].first;
+      v.count = route.blocks[block].count;
+    } else {
+      const int64_t per_matrix = ceil_div(num_rows, S::ROW_BLOCK);
+      v.matrix = block / per_matrix;
+      v.row0 = block % per_matrix * S::ROW_BLOCK;
+      v.count = num_rows - v.row0 < S::ROW_BLOCK ? num_rows - v.row0 : S::ROW_BLOCK;
+    }
+  }
+
+  template <class Section, class W>
+  static TW_INLINE const uint8_t* packed(const view& v, int weight_id) {
+    const uint8_t* first = Section::packed(*v.args, weight_id);
+    return R_::COUNT > 1 ? first + v.matrix * ceil_div(Section::N, 16) * panel_bytes<W>(P::K) : first;
+  }
 
   static int64_t& made_block(uint8_t* own) { return *(int64_t*)(own + Z::MADE_OFFSET); }
 
@@ -128,19 +175,19 @@ struct launch {
     for (int r = 0; r < R; ++r) {
       const int64_t i = first + r < v.count ? first + r : v.count - 1;
       if constexpr (S::ROWS == DIRECT)
-        tile.a[r] = P::rows::row(*v.args, v.row0 + i);
+        tile.a[r] = P::rows::row(*v.args, source_of(row_id(v, i)));
       else
-        tile.a[r] = v.rows + i * (Z::ROW_BYTES / 4);
+        tile.a[r] = v.rows + (S::ROWS == PHASE ? source_of(row_id(v, i)) : i) * (Z::ROW_BYTES / 4);
       tile.sums[r] = tile.a[r] + Z::STRIDE;
     }
     return tile;
   }
 
-  // Call body(row-tile size, first row) over the rows of a block; the last tile is the smallest of ROW_TILE,
-  // ROW_TILE / 2 and 1 that covers the rest.
-  template <class F>
+  // Call body(row-tile size, first row) over the rows of a block; the last tile is the smallest of R, R / 2
+  // and 1 that covers the rest.
+  template <int R, class F>
   static TW_INLINE void each_row_tile(int64_t count, F&& body) {
-    constexpr int R = S::ROW_TILE, HALF = R > 3 ? R / 2 : R;
+    constexpr int HALF = R > 3 ? R / 2 : R;
     int64_t i = 0;
     for (; count - i > HALF; i += R) body(size_constant<R>{}, i);
     if (count - i > 1) {
@@ -157,20 +204,20 @@ struct launch {
       const float* piece[Section::weights::COUNT];
       for (int i = 0; i < Section::weights::COUNT; ++i) piece[i] = acc[i] + p * 16;
       const int64_t col = (panel + p) * 16;
-      Section::epilogue(*v.args, v.row0 + row, col, Section::N - col < 16 ? Section::N - col : 16, piece);
+      Section::epilogue(*v.args, row_id(v, row), col, Section::N - col < 16 ? Section::N - col : 16, piece);
     }
   }
 
   // ---- STREAM: weights are decoded in registers for every row tile.
-  template <class Section, int PT, class... W>
+  template <class Section, int PT, int RT, class... W>
   static TW_INLINE void stream_panels(const view& v, int64_t panel, weight_list<W...>) {
-    each_row_tile(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
+    each_row_tile<RT>(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
       constexpr int R = decltype(size)::value;
       alignas(64) float acc[sizeof...(W)][R * PT * 16];
       const row_tile<R> rows = tile_rows<R>(v, first);
       int i = 0;
       ((stream_tile<W, R, PT, S::PREFETCH, P::ORDER, P::K, P::SEGMENTS>(
-            Section::packed(*v.args, i) + panel * panel_bytes<W>(P::K), rows, acc[i]),
+            packed<Section, W>(v, i) + panel * panel_bytes<W>(P::K), rows, acc[i]),
         ++i),
        ...);
       for (int r = 0; r < R && first + r < v.count; ++r) {
@@ -195,7 +242,7 @@ struct launch {
       for (int64_t k0 = begin; k0 < end; k0 += S::K_BLOCK) {
         const int64_t k1 = k0 + S::K_BLOCK < end ? k0 + S::K_BLOCK : end;
         fill_slab<W, P::ORDER, PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, value, scale);
-        each_row_tile(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
+        each_row_tile<S::ROW_TILE>(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
           constexpr int R = decltype(size)::value;
           const row_tile<R> rows = tile_rows<R>(v, first);
           float* tile = out + first * PT * 16;
@@ -216,7 +263,7 @@ struct launch {
     float* acc0 = v.scratch + Z::SLAB_BYTES / 4;
     float* total = acc0 + Z::lists::MAX_WEIGHTS * Z::ACC_FLOATS;
     int i = 0;
-    ((slab_weight<W, PT>(v, Section::packed(*v.args, i), panel, acc0 + i * Z::ACC_FLOATS, total), ++i), ...);
+    ((slab_weight<W, PT>(v, packed<Section, W>(v, i), panel, acc0 + i * Z::ACC_FLOATS, total), ++i), ...);
     for (int64_t r = 0; r < v.count; ++r) {
       const float* row_acc[sizeof...(W)];
       for (unsigned w = 0; w < sizeof...(W); ++w) row_acc[w] = acc0 + w * Z::ACC_FLOATS + r * PT * 16;
@@ -224,22 +271,42 @@ struct launch {
     }
   }
 
-  template <class Section, int PT>
+  // ---- Rows of no matrix.
+  template <class Section>
+  static void unknown_panels(const view& v, int64_t end) {
+    alignas(64) float nan[16];
+    const float* acc[Section::weights::COUNT];
+    store(nan, set1(__builtin_nanf("")));
+    for (const float*& each : acc) each = nan;
+    for (int64_t panel = v.panel0; panel < end; ++panel)
+      for (int64_t r = 0; r < v.count; ++r) finish_row<Section, 1>(v, r, panel, acc);
+  }
+
+  template <class Section, int FORM, int PT, int RT>
   static TW_INLINE void panels(const view& v, int64_t panel) {
-    if constexpr (S::FORM == STREAM)
-      stream_panels<Section, PT>(v, panel, typename Section::weights{});
+    if constexpr (FORM == STREAM)
+      stream_panels<Section, PT, RT>(v, panel, typename Section::weights{});
     else
       slab_panels<Section, PT>(v, panel, typename Section::weights{});
   }
 
+  template <class Section, int FORM, int PT, int RT>
+  static TW_INLINE void walk_panels(const view& v, int64_t end) {
+    int64_t panel = v.panel0;
+    for (; panel + PT <= end; panel += PT) panels<Section, FORM, PT, RT>(v, panel);
+    if constexpr (PT > 1)
+      for (; panel < end; ++panel) panels<Section, FORM, 1, RT>(v, panel);
+  }
+
   template <class Section>
   static void section_item(const view& v) {
-    int64_t panel = v.panel0;
     const int64_t num_panels = ceil_div(Section::N, 16);
     const int64_t end = v.panel1 < num_panels ? v.panel1 : num_panels;
-    for (; panel + S::PANEL_TILE <= end; panel += S::PANEL_TILE) panels<Section, S::PANEL_TILE>(v, panel);
-    if constexpr (S::PANEL_TILE > 1)
-      for (; panel < end; ++panel) panels<Section, 1>(v, panel);
+    if constexpr (R_::KIND == EXPERTS)
+      if (v.matrix == R_::COUNT) return unknown_panels<Section>(v, end);
+    if constexpr (S::FORM == SLAB && S::FEW_ROWS > 0)  // blocks of a routed problem differ in size
+      if (v.count <= S::FEW_ROWS) return walk_panels<Section, STREAM, 2, 2>(v, end);
+    walk_panels<Section, S::FORM, S::PANEL_TILE, S::ROW_TILE>(v, end);
   }
 
   template <class... Section>
@@ -258,22 +325,21 @@ struct launch {
 
   static void items_body(void* arg, int64_t begin, int64_t end, int thread_id) {
     const launch& self = *(const launch*)arg;
-    const int64_t blocks = ceil_div(self.num_rows, S::ROW_BLOCK);
-    uint8_t* shared = self.workspace;
-    uint8_t* own = shared + (S::ROWS == PHASE ? self.num_rows * Z::ROW_BYTES : 0) + thread_id * Z::THREAD_BYTES;
+    const int64_t blocks = self.num_blocks();
+    uint8_t* shared = self.workspace + Z::route_bytes(self.num_rows);
+    uint8_t* own = self.workspace + Z::shared_bytes(self.num_rows) + thread_id * Z::THREAD_BYTES;
     view v = {};
     v.args = self.args;
     v.scratch = (float*)(own + Z::OWN_ROWS_BYTES);
+    v.rows = (const float*)(S::ROWS == INLINE_ROWS ? own : shared);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = S::SPLIT == BY_ROWS ? i / Z::ITEMS : i % blocks;
-      v.row0 = block * S::ROW_BLOCK;
-      v.count = self.num_rows - v.row0 < S::ROW_BLOCK ? self.num_rows - v.row0 : S::ROW_BLOCK;
-      v.rows = (const float*)(S::ROWS == INLINE_ROWS ? own : shared + v.row0 * Z::ROW_BYTES);
+      self.enter_block(v, block);
       if constexpr (S::ROWS == INLINE_ROWS) {
         int64_t& made = made_block(own);
         if (made != block)
           for (int64_t r = 0; r < v.count; ++r)
-            make_row(*v.args, v.row0 + r, (float*)(own + r * Z::ROW_BYTES));
+            make_row(*v.args, source_of(row_id(v, r)), (float*)(own + r * Z::ROW_BYTES));
         made = block;
       }
       item(v, S::SPLIT == BY_ROWS ? i % Z::ITEMS : i / blocks, typename P::sections{});
@@ -282,8 +348,9 @@ struct launch {
 
   static void rows_body(void* arg, int64_t begin, int64_t end, int) {
     const launch& self = *(const launch*)arg;
+    uint8_t* shared = self.workspace + Z::route_bytes(self.num_rows);
     for (int64_t row = begin; row < end; ++row)
-      make_row(*self.args, row, (float*)(self.workspace + row * Z::ROW_BYTES));
+      make_row(*self.args, row, (float*)(shared + row * Z::ROW_BYTES));
   }
 };
 
@@ -292,11 +359,15 @@ template <class P, class S>
 static void contract(const typename P::args& args, int64_t num_rows, uint8_t* workspace) {
   using L = launch<P, S>;
   if (num_rows <= 0) return;
-  L self = {&args, num_rows, workspace};
-  if constexpr (S::ROWS == PHASE) tw_parallel(num_rows, L::rows_body, &self);
+  using Z = sizes<P, S>;
+  L self = {&args, num_rows, workspace, {}};
+  if constexpr (P::routing::KIND == EXPERTS)
+    self.route = sort_slots(P::routing::ids(args), Z::results(num_rows), P::routing::COUNT, S::ROW_BLOCK, workspace);
+  if constexpr (S::ROWS == PHASE) tw_parallel(Z::sources(num_rows), L::rows_body, &self);
   if constexpr (S::ROWS == INLINE_ROWS)
-    for (int t = 0; t < tw_num_threads(); ++t) L::made_block(workspace + t * sizes<P, S>::THREAD_BYTES) = -1;
-  tw_parallel(ceil_div(num_rows, S::ROW_BLOCK) * sizes<P, S>::ITEMS, L::items_body, &self);
+    for (int t = 0; t < tw_num_threads(); ++t)
+      L::made_block(workspace + Z::shared_bytes(num_rows) + t * Z::THREAD_BYTES) = -1;
+  tw_parallel(self.num_blocks() * Z::ITEMS, L::items_body, &self);
 }
 
 }  // namespace tw

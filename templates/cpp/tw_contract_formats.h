@@ -12,7 +12,12 @@
 //     q8_0   32 k:  half d[16], uint32 word[8][16]
 //                   k = 8 j + w of column c is byte j of word[w][c], stored as code + 128
 //     q8s16  16 k:  float d[16], uint32 word[4][16], bytes as in q8_0 with k = 4 j + w
-// Values: q4_1 is fma(d, code, m); q8_0 and q8s16 are fma(d, code + 128, -128 d), which equals d * code.
+//     fp8    32 k:  ue8m0 d[16], e4m3 code[32][16]
+//     fp4    32 k:  ue8m0 d[16], uint16 quad[8][16]
+//                   k = 4 j + w of column c is bits 4 w .. 4 w + 3 (e2m1) of quad[j][place(c)], where place
+//                   swaps columns 4 .. 7 with 8 .. 11: as byte tables unpack them on AVX2
+// Values: q4_1 is fma(d, code, m); q8_0 and q8s16 are fma(d, code + 128, -128 d), which equals d * code;
+// fp8 and fp4 are d * code, d being 2^(byte - 127).
 // Codes lie j-major so that a field is masked in place, converted, and rescaled by a power of two
 // folded into d: exact, and one shift cheaper per lane than extracting it.
 //
@@ -116,6 +121,37 @@ struct byte_format {
 struct q8_0 : byte_format<8, 2> {};
 struct q8s16 : byte_format<4, 4> {};
 
+// Exponents of e4m3 are rebiased as halves, hence the 256; scales are powers of two.
+struct fp8 {
+  static constexpr int GROUP = 32, SUBS = 8, WORDS = 4, GROUP_BYTES = 528;
+  static constexpr bool HAS_MIN = false, HAS_SCALE = true;
+  static TW_INLINE scales open(const uint8_t* group) { return {load_e8m0(group), zero()}; }
+  static TW_INLINE void next(scales&, int) {}
+  static TW_INLINE float prescale(int) { return 256.0f; }
+  static TW_INLINE v16 code(const uint8_t* group, int j, int w) {
+    return load_e4m3_256th(group + 16 + 64 * j + 16 * w);
+  }
+  static TW_INLINE v16 weight(const uint8_t* group, const scales& s, int j, int w) {
+    return mul(mul(code(group, j, w), set1(256.0f)), s.d);
+  }
+};
+
+struct fp4 {
+  static constexpr int GROUP = 32, SUBS = 8, WORDS = 4, GROUP_BYTES = 272;
+  static constexpr bool HAS_MIN = false, HAS_SCALE = true;
+  static TW_INLINE scales open(const uint8_t* group) { return {load_e8m0(group), zero()}; }
+  static TW_INLINE void next(scales&, int) {}
+  static TW_INLINE float prescale(int) { return 1.0f; }
+  static TW_INLINE v16 code(const uint8_t* group, int j, int w) {
+    const uint8_t* quads = group + 16 + 32 * j;
+    return w == 0 ? load_e2m1<0>(quads) : w == 1 ? load_e2m1<1>(quads) : w == 2 ? load_e2m1<2>(quads)
+                                                                                : load_e2m1<3>(quads);
+  }
+  static TW_INLINE v16 weight(const uint8_t* group, const scales& s, int j, int w) {
+    return mul(code(group, j, w), s.d);
+  }
+};
+
 template <class W>
 constexpr int64_t panel_bytes(int64_t k) { return k / W::GROUP * W::GROUP_BYTES; }
 
@@ -186,4 +222,39 @@ static inline void tw_row_q8_0(const uint8_t* packed, int64_t n, int64_t K, floa
 
 static inline void tw_row_q8s16(const uint8_t* packed, int64_t n, int64_t K, float* out) {
   tw::byte_row<tw::q8s16>(packed, n, K, out);
+}
+
+static inline void tw_row_fp8(const uint8_t* packed, int64_t n, int64_t K, float* out) {
+  for (int64_t k = 0; k < K; ++k) {
+    const uint8_t* group = tw::row_group<tw::fp8>(packed, n, K, k / 32);
+    out[k] = tw::f32_from_e4m3(group[16 + k % 32 * 16 + n % 16]) * tw::f32_from_e8m0(group[n % 16]);
+  }
+}
+
+static inline void tw_row_fp4(const uint8_t* packed, int64_t n, int64_t K, float* out) {
+  const int64_t c = n % 16, place = c / 4 == 1 ? c + 4 : c / 4 == 2 ? c - 4 : c;
+  for (int64_t k = 0; k < K; ++k) {
+    const uint8_t* group = tw::row_group<tw::fp4>(packed, n, K, k / 32);
+    const uint16_t quad = tw::element<uint16_t>(group + 16, k % 32 / 4 * 16 + place);
+    out[k] = tw::f32_from_e2m1(quad >> k % 4 * 4 & 15) * tw::f32_from_e8m0(group[c]);
+  }
+}
+
+// Tables that are only gathered from lie as rows of codes[K], then a ue8m0 scale for every group of k.
+template <int GROUP>
+static inline void tw_row_of_fp8(const uint8_t* table, int64_t n, int64_t K, float* out) {
+  const uint8_t *codes = table + n * (K + (K + GROUP - 1) / GROUP), *scales = codes + K;
+  for (int64_t k = 0; k < K; ++k) out[k] = tw::f32_from_e4m3(codes[k]) * tw::f32_from_e8m0(scales[k / GROUP]);
+}
+
+static inline void tw_row_fp8_rows128(const uint8_t* table, int64_t n, int64_t K, float* out) {
+  tw_row_of_fp8<128>(table, n, K, out);
+}
+
+static inline void tw_row_fp8_rows64(const uint8_t* table, int64_t n, int64_t K, float* out) {
+  tw_row_of_fp8<64>(table, n, K, out);
+}
+
+static inline void tw_row_fp8_rows32(const uint8_t* table, int64_t n, int64_t K, float* out) {
+  tw_row_of_fp8<32>(table, n, K, out);
 }

@@ -147,8 +147,15 @@ static TW_NOINLINE void fill_slab(const uint8_t* first_panel, int64_t stride, in
       }
       TW_UNROLL(8)
       for (int j = 0; j < W::SUBS; ++j) {
-        for (int w = 0; w < W::WORDS; ++w, out += 16)
-          store(out, ORDER == FACTORED && W::HAS_SCALE ? W::code(group, j, w) : W::weight(group, s, j, w));
+        constexpr int CHUNK = W::WORDS < 4 ? W::WORDS : 4;  // decoded before the stores, which share work
+        for (int w0 = 0; w0 < W::WORDS; w0 += CHUNK, out += CHUNK * 16) {
+          v16 values[CHUNK];
+          TW_UNROLL(4)
+          for (int w = 0; w < CHUNK; ++w)
+            values[w] = ORDER == FACTORED && W::HAS_SCALE ? W::code(group, j, w0 + w) : W::weight(group, s, j, w0 + w);
+          TW_UNROLL(4)
+          for (int w = 0; w < CHUNK; ++w) store(out + w * 16, values[w]);
+        }
         W::next(s, j);
       }
     }

@@ -13,6 +13,10 @@
 //   load_i8, load_u8       16 bytes as floats
 //   load_u32 -> u16        16 words for bit fields: bits_f32(x, m) is (x & m) as floats and
 //                          top_f32(x, s) is (x >> s) as floats; both integers must be below 2^31
+//   load_e8m0              16 bytes b as 2^(b - 127); b is not 255
+//   load_e4m3_256th        16 bytes of e4m3 as value / 256, exact; none is a NaN
+//   load_e2m1<w>           codes of k = 0 .. 3 of 16 columns in 32 bytes, k = w: see `fp4` in
+//                          tw_contract_formats.h; calls with other w share their work
 //   sum, max_lane          over lanes by the fixed tree 8 + 8, 4 + 4, 2 + 2, 1 + 1
 #pragma once
 #include <cstdint>
@@ -51,6 +55,24 @@ static TW_INLINE uint32_t bits_from_f32(float value) {
 }
 
 static TW_INLINE float f32_from_bf16(uint16_t half) { return f32_from_bits((uint32_t)half << 16); }
+
+// 2^(byte - 127); 0 gives the subnormal 2^-127.
+static TW_INLINE float f32_from_e8m0(uint8_t byte) {
+  const uint32_t bits = (uint32_t)byte << 23;
+  return f32_from_bits(bits ? bits : 1u << 22);
+}
+
+// As a float, an e4m3 shifted to the top has the exponent bias 127 instead of 7. NaN is not known.
+static TW_INLINE float f32_from_e4m3(uint8_t byte) {
+  const uint32_t bits = (uint32_t)(byte & 0x80) << 24 | (uint32_t)(byte & 0x7f) << 20;
+  return f32_from_bits(bits) * 0x1p120f;
+}
+
+// 0 .5 1 1.5 2 3 4 6 and their negatives.
+static TW_INLINE float f32_from_e2m1(uint8_t code) {
+  const uint32_t bits = (uint32_t)(code & 8) << 28 | (uint32_t)(code & 7) << 22;
+  return f32_from_bits(bits) * 0x1p126f;
+}
 
 // Round to nearest even; a NaN stays a (quiet) NaN.
 static TW_INLINE uint16_t bf16_from_f32(float value) {
@@ -95,6 +117,25 @@ static TW_INLINE v16 load_i8(const int8_t* p) {
 }
 static TW_INLINE v16 load_u8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+static TW_INLINE v16 load_e8m0(const uint8_t* p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  const __m512i bits = _mm512_slli_epi32(wide, 23);
+  return {_mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(1 << 22)))};
+}
+// An e4m3 shifted left by 7 is a half whose exponent bias is 15 instead of 7.
+static TW_INLINE v16 load_e4m3_256th(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
+  return {_mm512_cvtph_ps(half)};
+}
+template <int W>
+static TW_INLINE v16 load_e2m1(const uint8_t* p) {
+  const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
+                                      -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  const __m256i columns = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i*)p), 0xd8);
+  const __m512i codes = _mm512_cvtepu16_epi32(columns);  // a lookup reads the lowest 4 bits alone
+  return {_mm512_permutexvar_ps(W == 0 ? codes : _mm512_srli_epi32(codes, 4 * W), table)};
 }
 static TW_INLINE u16 load_u32(const void* p) { return {_mm512_loadu_si512(p)}; }
 static TW_INLINE v16 bits_f32(u16 a, uint32_t mask) {
@@ -160,6 +201,33 @@ static TW_INLINE v16 load_i8(const int8_t* p) {
 static TW_INLINE v16 load_u8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+}
+static TW_INLINE __m256 widen_e8m0(const uint8_t* p) {
+  const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
+  return _mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(1 << 22)));
+}
+static TW_INLINE v16 load_e8m0(const uint8_t* p) { return {widen_e8m0(p), widen_e8m0(p + 8)}; }
+// An e4m3 shifted left by 7 is a half whose exponent bias is 15 instead of 7.
+static TW_INLINE v16 load_e4m3_256th(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+}
+// Byte tables give both bytes of a code as bf16; unpacked, one 32-bit lane holds two values.
+template <int W>
+static TW_INLINE v16 load_e2m1(const uint8_t* p) {
+  const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
+  const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
+  const __m256i both = _mm256_loadu_si256((const __m256i*)p);
+  const __m256i codes =
+      _mm256_and_si256(W % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+  const __m256i first = _mm256_shuffle_epi8(low, codes), second = _mm256_shuffle_epi8(high, codes);
+  const __m256i x = _mm256_unpacklo_epi8(first, second), y = _mm256_unpackhi_epi8(first, second);
+  const __m256i keep = _mm256_set1_epi32((int)0xffff0000u);
+  return {_mm256_castsi256_ps(W < 2 ? _mm256_slli_epi32(x, 16) : _mm256_and_si256(x, keep)),
+          _mm256_castsi256_ps(W < 2 ? _mm256_slli_epi32(y, 16) : _mm256_and_si256(y, keep))};
 }
 static TW_INLINE u16 load_u32(const void* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
@@ -236,6 +304,43 @@ static TW_INLINE v16 load_u8(const uint8_t* p) {
   const uint16x8_t half[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))};
   TW_EACH(v16, vcvtq_f32_u32(vmovl_u16(i % 2 ? vget_high_u16(half[i / 2])
                                             : vget_low_u16(half[i / 2]))))
+}
+static TW_INLINE v16 load_e8m0(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t half[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))};
+  TW_EACH(v16, vreinterpretq_f32_u32(vmaxq_u32(
+      vshlq_n_u32(vmovl_u16(i % 2 ? vget_high_u16(half[i / 2]) : vget_low_u16(half[i / 2])), 23),
+      vdupq_n_u32(1u << 22))))
+}
+// An e4m3 shifted left by 7 is a half whose exponent bias is 15 instead of 7.
+static TW_INLINE v16 load_e4m3_256th(const uint8_t* p) {
+  const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+  const uint16x8_t wide[2] = {vreinterpretq_u16_s16(vmovl_s8(vget_low_s8(bytes))),
+                              vreinterpretq_u16_s16(vmovl_s8(vget_high_s8(bytes)))};
+  const uint16x8_t keep = vdupq_n_u16(0xbfff);
+  const uint16x8_t half[2] = {vandq_u16(vshlq_n_u16(wide[0], 7), keep),
+                              vandq_u16(vshlq_n_u16(wide[1], 7), keep)};
+  TW_EACH(v16, vcvt_f32_f16(vreinterpret_f16_u16(i % 2 ? vget_high_u16(half[i / 2])
+                                                       : vget_low_u16(half[i / 2]))))
+}
+// Byte tables give both bytes of a code as bf16; zipped, one 32-bit lane holds two values.
+template <int W>
+static TW_INLINE v16 load_e2m1(const uint8_t* p) {
+  static const uint8_t tables[2][16] = {
+      {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0, 0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0},
+      {0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0}};
+  const uint8x16_t low = vld1q_u8(tables[0]), high = vld1q_u8(tables[1]);
+  uint32x4_t pair[4];  // columns 0 .. 3, 4 .. 7, 8 .. 11, 12 .. 15
+  TW_UNROLL(2)
+  for (int lane = 0; lane < 2; ++lane) {
+    const uint8x16_t both = vld1q_u8(p + 16 * lane);
+    const uint8x16_t codes = W % 2 ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
+    const uint8x16_t first = vqtbl1q_u8(low, codes), second = vqtbl1q_u8(high, codes);
+    pair[lane] = vreinterpretq_u32_u8(vzip1q_u8(first, second));
+    pair[lane + 2] = vreinterpretq_u32_u8(vzip2q_u8(first, second));
+  }
+  TW_EACH(v16, vreinterpretq_f32_u32(W < 2 ? vshlq_n_u32(pair[i], 16)
+                                           : vandq_u32(pair[i], vdupq_n_u32(0xffff0000u))))
 }
 static TW_INLINE u16 load_u32(const void* p) {
   TW_EACH(u16, vreinterpretq_u32_u8(vld1q_u8((const uint8_t*)p + 16 * i)))

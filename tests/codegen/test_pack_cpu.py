@@ -24,6 +24,10 @@ def arrays(format: str, n: int, k: int, seed: int) -> dict[str, NDArray[Any]]:
         if format == "bf16":
             return {"values": (values.view(np.uint32) >> 16).astype(np.uint16)}
         return {"values": values.astype(np.float16) if format == "f16" else values}
+    if layout.float_codes:
+        width = k if format == "fp8" else k // 2
+        codes, d = rng.integers(0, 256, (n, width), np.uint8), rng.integers(0, 255, (n, k // 32))
+        return {"codes": codes, "d": d.astype(np.uint8)}
     scales = {
         name: rng.standard_normal((n, k // layout.group)).astype(layout.scale)
         for name in ("d", "m")[: 1 + layout.has_min]
@@ -46,11 +50,25 @@ def test_unpacking_inverts_packing(format: str, n: int, groups: int, seed: int) 
 
 
 @pytest.mark.parametrize(
-    ("format", "bits"), [("f32", 32), ("bf16", 16), ("q4_1", 5), ("q8_0", 8.5), ("q8s16", 10)]
+    ("format", "bits"),
+    [("f32", 32), ("bf16", 16), ("q4_1", 5), ("q8_0", 8.5), ("q8s16", 10), ("fp8", 8.25),
+     ("fp4", 4.25)],
 )
 def test_packed_size_is_that_of_the_format(format: str, bits: float) -> None:
     assert packed_bytes(format, 576, 1536) == 576 * 1536 * bits / 8
     assert packed_bytes(format, 1, 32) == packed_bytes(format, 16, 32)
+
+
+@pytest.mark.parametrize("rows, cols", [(128, 128), (32, 32), (1, 64)])
+def test_scales_of_blocks_reach_all_their_rows_and_groups(rows: int, cols: int) -> None:
+    rng = np.random.default_rng(1)
+    n, k = 300, 160
+    codes = rng.integers(0, 256, (n, k), np.uint8)
+    d = rng.integers(0, 255, (-(-n // rows), -(-k // cols))).astype(np.uint8)
+    back = unpack_panels("fp8", pack_panels("fp8", codes=codes, d=d, block=(rows, cols)), n, k)
+    assert back.d is not None and back.d.shape == (n, k // 32)
+    for row, group in rng.integers(0, (n, k // 32), (50, 2)):
+        assert back.d[row, group] == d[row // rows, group * 32 // cols]
 
 
 def test_q4_0_becomes_q4_1_with_an_exact_minimum() -> None:
@@ -77,8 +95,16 @@ def test_padding_columns_are_zero() -> None:
 
 CODES = np.zeros((2, 32), np.uint8)
 ERRORS = {
-    "packed format 'q5': unknown: got q5, want one of f32, f16, bf16, q4_1, q8_0, q8s16": (
+    f"packed format 'q5': unknown: got q5, want one of {', '.join(FORMATS)}": (
         lambda: pack_panels("q5", codes=CODES)
+    ),
+    "packed format 'fp4': codes do not fit: got uint8 [2, 20], want bytes of whole groups of 32 "
+    "k": (
+        lambda: pack_panels("fp4", codes=CODES[:, :20], d=CODES)
+    ),
+    "packed format 'fp8': shape of 'd' does not fit the codes: got uint8 [2, 1], want uint8 [1, 1] "
+    "for blocks of 32x32": (
+        lambda: pack_panels("fp8", codes=CODES, d=CODES[:, :1], block=(32, 32))
     ),
     "packed format 'q4_1': row length does not hold whole groups: got 33, want a multiple of 32": (
         lambda: packed_bytes("q4_1", 16, 33)

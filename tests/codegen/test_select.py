@@ -37,9 +37,9 @@ def _split_group(b: GraphBuilder) -> None:
     b.output("y", b.linear(x, w))
 
 
-def _fp8(b: GraphBuilder) -> None:
+def _nvfp4(b: GraphBuilder) -> None:
     x = b.input("x", F32, b.dim("rows", Role.BATCH), 128)
-    w = b.weight("w", element_type("fp8_e4m3[block=128x128,scale=ue8m0]"), 128, 128)
+    w = b.weight("w", element_type("fp4_e2m1[g=16,axis=1,scale=fp8_e4m3]"), 128, 128)
     b.output("y", b.linear(x, w))
 
 
@@ -62,9 +62,9 @@ def _odd_width(b: GraphBuilder) -> None:
         (_split_group, "no kernel accepts 'linear' of 'linear' on cpu: contract: k = 40 is no "
                        "multiple of the group of 32; attend: takes attend groups; row: takes row "
                        "groups"),
-        (_fp8, "no kernel accepts 'linear' of 'linear' on cpu: contract: weight format "
-               "fp8_e4m3[block=128x128,scale=ue8m0] has no packed layout; attend: takes attend "
-               "groups; row: takes row groups"),
+        (_nvfp4, "no kernel accepts 'linear' of 'linear' on cpu: contract: weight format "
+                 "fp4_e2m1[g=16,axis=1,scale=fp8_e4m3] has no packed layout; attend: takes attend "
+                 "groups; row: takes row groups"),
         (_odd_width, "no kernel accepts 'attend' of 'attend' on cpu: contract: takes contract "
                      "groups; attend: head width 12 is no multiple of 8; row: takes row groups"),
     ],

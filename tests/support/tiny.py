@@ -33,7 +33,11 @@ CONFIG: Mapping[str, Any] = {
 SETTINGS = CompileConfig(
     max_context=256, max_tokens_per_step=24, max_requests=24, block_size=8, dtype="float32"
 )
-QUANTISED = {"q4_1": "q4_1[g=32,axis=1,scale=f16]", "q8_0": "q8_0[g=32,axis=1,scale=f16]"}
+QUANTISED = {
+    "q4_1": "q4_1[g=32,axis=1,scale=f16]", "q8_0": "q8_0[g=32,axis=1,scale=f16]",
+    "fp8": "fp8_e4m3[block=32x32,scale=ue8m0]", "fp8_128": "fp8_e4m3[block=128x128,scale=ue8m0]",
+    "fp4": "fp4_e2m1[g=32,axis=1,scale=ue8m0]",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

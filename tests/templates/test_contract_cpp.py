@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,6 +112,7 @@ def schedule(form: str, **fields: object) -> dict[str, object]:
     plain = {
         "max_rows": None, "form": form, "row_tile": 1, "panel_tile": 1, "panels_per_item": 1,
         "row_block": 32, "k_block": 32, "prefetch": 0, "rows": "inline", "split": "rows",
+        "few_rows": 0,
     }  # fmt: skip
     return plain | fields
 
@@ -164,7 +166,7 @@ def source(format: str, k: int, kernels: tuple[str, ...]) -> str:
     for name in kernels:
         order, segments = ORDERS[name[0]]
         text += template.render(
-            name=name, k=k, order=order, segments=segments, args=ARGS,
+            name=name, k=k, order=order, segments=segments, args=ARGS, routing=None,
             prologue=PROLOGUE.format(k=k), input_row=INPUT_ROW.format(k=k),
             sections=[
                 {"n": N0, "weights": weights[:1], "epilogue": STORE},
@@ -177,7 +179,7 @@ def source(format: str, k: int, kernels: tuple[str, ...]) -> str:
 
 
 UNITS = [("f32", 33), ("f32", 1), ("f16", 7), ("bf16", 33)]
-UNITS += [("q4_1", 96), ("q8_0", 96), ("q8s16", 48)]
+UNITS += [("q4_1", 96), ("q8_0", 96), ("q8s16", 48), ("fp8", 96), ("fp4", 96)]
 ROWS = 20
 
 
@@ -258,6 +260,8 @@ def random_weight(rng: np.random.Generator, format: str, n: int, k: int) -> Weig
         if format == "bf16":
             back = (back.astype(np.uint32) << 16).view(np.float32)
         return Weight(packed, back.astype(np.float32), back.astype(np.float32), None, None)
+    if layout.float_codes:
+        return random_floats(rng, format, n, k)
     shape = (n, k // layout.group)
     exponents = 8 if layout.scale == "<f2" else 20
     d = wide(rng, shape, exponents).astype(layout.scale)
@@ -277,11 +281,29 @@ def random_weight(rng: np.random.Generator, format: str, n: int, k: int) -> Weig
     )  # fmt: skip
 
 
+def random_floats(rng: np.random.Generator, format: str, n: int, k: int) -> Weight:
+    """Draw codes of fp8 or fp4 with ue8m0 scales: all codes, and scales from 2^-127 on."""
+    d = rng.integers(100, 150, (n, k // 32), np.uint8)
+    d.reshape(-1)[rng.integers(0, d.size, d.size // 16 + 1)] = 0
+    if format == "fp8":
+        codes = rng.integers(0, 127, (n, k), np.uint8) | (rng.integers(0, 2, (n, k), np.uint8) << 7)
+        q = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        packed = pack_panels(format, codes=codes, d=d)
+    else:
+        codes = rng.integers(0, 16, (n, k), np.uint8)
+        q = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        packed = pack_panels(format, codes=codes[:, ::2] | codes[:, 1::2] << 4, d=d)
+    scale = d.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    return Weight(packed, q * scale.repeat(32, 1), q, scale, None)
+
+
 def prescale(format: str) -> F32:
     """Powers of two of the factored order, by k within a group."""
     layout = FORMATS[format]
     if not layout.words:
         return np.ones(1, np.float32)
+    if layout.float_codes:
+        return np.full(32, 256 if format == "fp8" else 1, np.float32)
     subs = layout.group // layout.words
     bits = 4 if layout.has_min else 8
     scale = [2.0 ** (-bits * j) if j < subs - 1 else 1.0 for j in range(subs)]
@@ -404,7 +426,7 @@ def test_row_lookup_reads_what_the_contraction_multiplies_with(format: str, k: i
 
 
 @pytest.mark.parametrize("order", ["dequantise", "factored"])
-@pytest.mark.parametrize(("format", "k"), [("q4_1", 96), ("q8_0", 96), ("q8s16", 48)])
+@pytest.mark.parametrize(("format", "k"), UNITS[4:])
 def test_both_orders_are_as_accurate_as_fp32(format: str, k: int, order: str) -> None:
     u = unit(format, k)
     rng = np.random.default_rng(3)
