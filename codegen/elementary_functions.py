@@ -166,8 +166,8 @@ def log(op: Recorder, x: Name) -> Name:
 
 
 def log1p(op: Recorder, x: Name) -> Name:
-    """log(1 + x) within 2.34 ulp, also for tiny x: log of the rounded sum, times the share of x that
-    the sum kept (Kahan). NaN below -1."""
+    """log(1 + x) within 2.34 ulp, tiny x too: log of the rounded sum, times the share of x that the
+    sum kept (Kahan). NaN below -1."""
     sum_ = op("add", x, 1.0)
     kept = op("sub", sum_, 1.0)
     value = log(op, sum_)
