@@ -31,6 +31,7 @@ DEFINITIONS: dict[str, Definition] = {
     for d in (
         _real("exp", functions.exp),
         _real("log", functions.log),
+        _real("log1p", functions.log1p),
         _real("tanh", functions.tanh),
         _real("erf", functions.erf),
         _real("sin", functions.sin),

@@ -165,6 +165,16 @@ def log(op: Recorder, x: Name) -> Name:
     return op("select_lt", x, _INF, signed, x)
 
 
+def log1p(op: Recorder, x: Name) -> Name:
+    """log(1 + x) within 2.34 ulp, tiny x too: log of the rounded sum, times the share of x that the
+    sum kept (Kahan). NaN below -1."""
+    sum_ = op("add", x, 1.0)
+    kept = op("sub", sum_, 1.0)
+    value = log(op, sum_)
+    near = op("select_eq", kept, 0.0, x, op("mul", value, op("div", x, kept)))
+    return op("select_lt", x, 2.0**25, near, value)
+
+
 def _reduce_trig(op: Recorder, x: Name) -> tuple[Name, Name, Name]:
     """Return r, its rounding error t and the bits of q + magic: |x| = q pi/2 + r + t."""
     magnitude = op("abs", x)

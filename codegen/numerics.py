@@ -59,7 +59,8 @@ def reduced_extents(body: Graph, node: Node) -> Sequence[Dim]:
         for axis in operand_axes
         # A paged cache is walked along one request's positions, by its block table: its extent
         # of blocks is storage, and what is reduced is the request's own context.
-        if op_def(node.op).kind is not Kind.ATTEND
+        # A pooled window is as many rows as its attributes say.
+        if op_def(node.op).kind not in (Kind.ATTEND, Kind.GATHER)
     ] + (_attend_extents(body, node) if op_def(node.op).kind is Kind.ATTEND else [])
 
 

@@ -16,7 +16,7 @@ from tilewright.graph.errors import ShapeError
 # Exactly rounded by IEEE 754, so equal on every target.
 EXACT = ("add", "sub", "mul", "div", "neg", "abs", "sqrt", "fma", "min", "max", "select_lt")
 # Defined by our own polynomials in the code generator.
-FUNCTIONS = ("exp", "log", "tanh", "erf", "sin", "cos", "sigmoid")
+FUNCTIONS = ("exp", "log", "log1p", "tanh", "erf", "sin", "cos", "sigmoid")
 # Rounding to a storage type and back: only `cast` nodes may produce these.
 ROUNDINGS = ("round_bf16", "round_f16", "round_f32", "round_i32")
 ARITY = {"add": 2, "sub": 2, "mul": 2, "div": 2, "fma": 3, "min": 2, "max": 2, "select_lt": 4}
@@ -131,6 +131,7 @@ def _apply(fn: str, x: Sequence[float]) -> float:
         "select_lt": lambda: x[2] if x[0] < x[1] else x[3],
         "exp": lambda: math.exp(x[0]),
         "log": lambda: math.log(x[0]),
+        "log1p": lambda: math.log1p(x[0]),
         "tanh": lambda: math.tanh(x[0]),
         "erf": lambda: math.erf(x[0]),
         "sin": lambda: math.sin(x[0]),

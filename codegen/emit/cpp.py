@@ -23,6 +23,7 @@ from tilewright.codegen.emit.cpp_types import (
     panel_format,
     storage,
 )
+from tilewright.codegen.emit.row_calls import row_headers
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
@@ -57,7 +58,8 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     build = {"row": _row, "contract": _contract, "attend": _attend}[spec.kind]
     variables = {"name": f"k_{spec.symbol}", "args": _members(spec.body), **build(spec)}
     text = environment().get_template(template.path).render({"preamble": "", **variables})
-    return KernelSource(spec.symbol, "cpp", PREAMBLE + text)
+    headers = "".join(f'#include "{name}"\n' for name in row_headers(spec.body))
+    return KernelSource(spec.symbol, "cpp", PREAMBLE + headers + text)
 
 
 # --- arguments ----------------------------------------------------------------------------------
@@ -160,7 +162,6 @@ def _row(spec: KernelSpec) -> Mapping[str, Any]:
     printer = RowPrinter(body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes)
     call = f"k_{spec.symbol}::run(arguments);"
     return {
-        "includes": _includes(body),
         "statements": printer.text(),
         "rows_per_item": spec.schedule.values["rows_per_item"],
         "num_rows": _rows_expression(rows),
@@ -177,15 +178,6 @@ def row_extent(body: Graph) -> Dim:
     if not last:
         raise LowerError(f"row kernel '{body.name}': result is a scalar: want a leading axis")
     return last[0]
-
-
-def _includes(body: Graph) -> list[str]:
-    includes = ["tw_host.h", "tw_vec.h", "tw_math.h"]
-    if any(node.op == "embedding" for node in body.nodes):
-        includes.append("tw_contract_formats.h")
-    if any(op_def(n.op).kind is Kind.SELECT for n in body.nodes):
-        includes.append("tw_select.h")
-    return includes
 
 
 # --- contractions -------------------------------------------------------------------------------

@@ -1,40 +1,58 @@
-"""Row programs: in which loop nest each node of a row body is computed, and what needs an array.
+"""Row programs: in which loop nest each node of a row body is computed, what needs an array, and
+which nests a row may skip.
 
 A row body computes, for one leading index, every node over its inner shape. Nodes of one inner
 shape whose operands are ready share a nest; a reduction ends one; what a later nest reads is kept
-in an array. Recomputing or keeping a value cannot change its bits.
+in an array. Recomputing or keeping a value cannot change its bits. What only feeds stores of a row
+whose slots are -1 is not computed at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilewright.codegen.emit.cpp_types import inner_shape
+from tilewright.codegen.emit.row_demand import Guard, demands
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.ops.layout import VIEWS
+from tilewright.graph.types import BlockFormat
 
 
 @dataclass(frozen=True)
 class Nest:
-    """One loop nest over `shape`: `sinks` are the nodes it stores, or the one it reduces."""
+    """One loop nest over `shape`: `sinks` are the nodes it stores, or the one it reduces. With a
+    guard, only rows that one of these slots stores something for run it."""
 
     stage: int
     kind: str  # loop | reduce | call
     shape: tuple[int, ...]
     pairing: str
     sinks: tuple[str, ...]
+    guard: Guard = None
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Nests in order, the nodes kept in arrays of one row, and the stage of every node."""
+    """Nests in order, the nodes kept in arrays of one row, and the stage of every node.
+
+    `packed_from`: stores of quantised rows -> the value that was quantised, where it is at hand.
+    """
 
     nests: tuple[Nest, ...]
     arrays: tuple[str, ...]
     stage: Mapping[str, int]
+    packed_from: Mapping[str, str] = field(default_factory=dict)
+
+
+def row_shape(body: Graph, node: Node, rows: Dim) -> tuple[int, ...]:
+    """Inner shape a node is computed over; a store walks its entries."""
+    if op_def(node.op).kind is Kind.STORE:
+        entries = body.type_of(node.inputs[1])
+        return inner_shape(entries, entries.rank, rows)
+    return inner_shape(node.type, node.type.rank, rows)
 
 
 class RowPlanner:
@@ -42,30 +60,49 @@ class RowPlanner:
 
     def __init__(self, body: Graph, names: Sequence[str], rows: Dim, sinks: frozenset[str]) -> None:
         self.body, self.rows, self.sinks = body, rows, sinks
-        self.nodes = [body.node[n] for n in names]
-        self.inside = {n.name: n for n in self.nodes}
-        self.users = {
-            n.name: [self.inside[u] for u in body.users[n.name] if u in self.inside]
-            for n in self.nodes
-        }
+        self.inside = {n: body.node[n] for n in names}
+        self.packed_from = self._packed_from()
+        self.demand = demands(list(self.inside.values()), self.operands, sinks)
+        self.nodes = [n for n in self.inside.values() if self.demand[n.name] != frozenset()]
+        self.users: dict[str, list[Node]] = {n.name: [] for n in self.nodes}
+        for node in self.nodes:
+            for name in dict.fromkeys(self.operands(node)):
+                if name in self.users:
+                    self.users[name].append(node)
         self.stage: dict[str, int] = {}
         # A nest walks pairs of one kind only.
         self.mixed = len({n.attr["pairing"] for n in self.nodes if n.op == "rotate_pairs"}) > 1
 
+    def _packed_from(self) -> dict[str, str]:
+        """Stores of quantised rows find codes and scales from what was quantised here."""
+        found = {}
+        for node in self.inside.values():
+            if node.op == "append_rows" and isinstance(node.type.dtype, BlockFormat):
+                source = self.inside.get(node.inputs[1])
+                if source is not None and source.op == "quantise":
+                    found[node.name] = source.inputs[0]
+        return found
+
+    def operands(self, node: Node) -> tuple[str, ...]:
+        """Return the values a node is computed from in this program."""
+        raw = self.packed_from.get(node.name)
+        return node.inputs if raw is None else (node.inputs[0], raw, node.inputs[2])
+
     def shape(self, node: Node) -> tuple[int, ...]:
-        """Inner shape a node is computed over; a store walks its entries."""
-        if op_def(node.op).kind is Kind.STORE:
-            return inner_shape(self.body.type_of(node.inputs[1]), 3, self.rows)
-        return inner_shape(node.type, node.type.rank, self.rows)
+        return row_shape(self.body, node, self.rows)
 
     def plan(self) -> RowPlan:
         for node in self.nodes:
             self.stage[node.name] = max(
-                (self._ready(self.inside[i], node) for i in node.inputs if i in self.inside),
+                (
+                    self._ready(self.inside[i], node)
+                    for i in self.operands(node)
+                    if i in self.inside
+                ),
                 default=0,
             )
         arrays = tuple(n.name for n in self.nodes if self._needs_array(n))
-        return RowPlan(tuple(self._nests(frozenset(arrays))), arrays, self.stage)
+        return RowPlan(self._nests(frozenset(arrays)), arrays, self.stage, self.packed_from)
 
     def _ready(self, operand: Node, user: Node) -> int:
         """Stage from which `user` can read `operand`."""
@@ -75,7 +112,7 @@ class RowPlanner:
     def _inline(self, operand: Node, user: Node) -> bool:
         """Say whether the user's nest can compute the operand itself."""
         if not _computed_in_place(operand) or not _walks_elements(user):
-            return operand.op in VIEWS and False
+            return False
         if self._must_keep(operand):
             return False
         reads = self.body.type_of(user.inputs[0]) if _is(user, Kind.REDUCE) else None
@@ -99,33 +136,45 @@ class RowPlanner:
         if node.op in VIEWS or _is(node, Kind.STORE):
             return False
         if not _computed_in_place(node):
-            return bool(self.users[node.name]) or _is(node, Kind.REDUCE, Kind.GATHER)
+            return bool(self.users[node.name]) or not self._written_in_place(node)
         later = any(self.stage[u.name] != self.stage[node.name] for u in self.users[node.name])
         return later or self._must_keep(node)
 
-    def _nests(self, arrays: frozenset[str]) -> list[Nest]:
-        found: dict[tuple[int, str, tuple[int, ...], str, str], list[str]] = {}
+    def _written_in_place(self, node: Node) -> bool:
+        """Say whether a whole-row op can write its result where it goes."""
+        plain = str(node.type.dtype) in ("f32", "i32")
+        return not _is(node, Kind.REDUCE) and plain
+
+    def _nests(self, arrays: frozenset[str]) -> tuple[Nest, ...]:
+        found: dict[tuple[int, str, tuple[int, ...], str, str, Guard], list[str]] = {}
         for node in self.nodes:
-            if (
-                node.op in VIEWS
-                or node.op == "gather_rows"
-                and node.name not in arrays | self.sinks
-            ):
-                continue
-            stage = self.stage[node.name]
-            if _is(node, Kind.REDUCE):
-                reads = self.body.type_of(node.inputs[0])
-                shape = inner_shape(reads, reads.rank, self.rows)
-                key = (stage, "reduce", shape, self._pairing(node), node.name)
-            elif _is(node, Kind.SELECT) or node.op == "embedding":
-                key = (stage, "call", self.shape(node), "", node.name)
-            elif node.name in arrays | self.sinks or _is(node, Kind.STORE):
-                key = (stage, "loop", self.shape(node), self._pairing(node), "")
-            else:
-                continue
-            found.setdefault(key, []).append(node.name)
-        ordered = sorted(found.items(), key=lambda item: item[0][0])
-        return [Nest(k[0], k[1], k[2], k[3], tuple(sinks)) for k, sinks in ordered]
+            if (key := self._nest_of(node, arrays)) is not None:
+                found.setdefault(key, []).append(node.name)
+        first = {s for guard in self.demand.values() if guard for s in guard}
+        ordered = sorted(found.items(), key=lambda i: (i[0][0], first.isdisjoint(i[1])))
+        nests, done = [], set[str]()
+        for (stage, kind, shape, pairing, _, guard), sinks in ordered:
+            known = guard is not None and all(s in done or s not in self.inside for s in guard)
+            nests.append(Nest(stage, kind, shape, pairing, tuple(sinks), guard if known else None))
+            done.update(sinks)
+        return tuple(nests)
+
+    def _nest_of(
+        self, node: Node, arrays: frozenset[str]
+    ) -> tuple[int, str, tuple[int, ...], str, str, Guard] | None:
+        """Nodes of one key share a nest; None for a node that its users compute."""
+        stage, guard = self.stage[node.name], self.demand[node.name]
+        if node.op in VIEWS:
+            return None
+        if _is(node, Kind.REDUCE):
+            reads = self.body.type_of(node.inputs[0])
+            shape = inner_shape(reads, reads.rank, self.rows)
+            return stage, "reduce", shape, self._pairing(node), node.name, guard
+        if not _computed_in_place(node) and node.op != "append":
+            return stage, "call", self.shape(node), "", node.name, guard
+        if node.name in arrays | self.sinks or _is(node, Kind.STORE):
+            return stage, "loop", self.shape(node), self._pairing(node), "", guard
+        return None
 
     def _pairing(self, node: Node) -> str:
         """How the pairs rotated inside this node's nest lie, or nothing."""
@@ -153,4 +202,4 @@ def _computed_in_place(node: Node) -> bool:
 
 def _walks_elements(node: Node) -> bool:
     """Say whether the node reads each operand at the element it computes."""
-    return _is(node, Kind.ELEMENTWISE, Kind.REDUCE, Kind.STORE)
+    return _is(node, Kind.ELEMENTWISE, Kind.REDUCE) or node.op == "append"

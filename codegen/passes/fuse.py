@@ -71,7 +71,7 @@ def _horizontal(p: Partition, gid: int) -> Iterator[frozenset[int]]:
 
 def _epilogue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     """Elementwise ops on the outputs of a contraction or an attention, element by element."""
-    if p.kind(gid) == "row":
+    if p.kind(gid) not in ("contract", "attend"):
         return
     produced = {n.name: n.type.shape for n in p.nodes(gid)}
     for user in p.users(gid):
@@ -83,9 +83,26 @@ def _epilogue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
         direct = all(i in produced for i in node.inputs if p.root(i) in produced)
         if not direct or any(shape != node.type.shape for shape in shapes):
             continue
+        if _better_in_rows(p, node, set(produced)):
+            continue
         saved = len(p.stored(p.members[gid])) - len(p.stored(p.joined((gid, user))))
         if saved >= 0:
             yield frozenset((gid, user))
+
+
+def _better_in_rows(p: Partition, node: Node, produced: set[str]) -> bool:
+    """Say whether a row kernel makes another operand for this node alone, and only row kernels read
+    the result: then the node can join that kernel, which would else be a launch before this one."""
+    readers = {p.group[r] for r in p.readers.get(node.name, ())}
+    if not readers or any(p.kind(r) != "row" for r in readers):
+        return False
+    for name in node.inputs:
+        maker = p.group.get(p.root(name))
+        if maker is None or p.root(name) in produced or p.kind(maker) != "row":
+            continue
+        if p.users(maker) == [p.group[node.name]]:
+            return True
+    return False
 
 
 def _same_rows(p: Partition, ids: frozenset[int]) -> bool:
@@ -96,7 +113,9 @@ def _same_rows(p: Partition, ids: frozenset[int]) -> bool:
     if len(extents) != 1 or None in extents:
         return False
     inside = {n.name: n for n in nodes}
-    return all(_reads_own_row(p, node, inside) for node in nodes)
+    written = {p.state_of(n.name) for n in nodes if _is(n, Kind.STORE)}
+    read = {p.state_of(i) for n in nodes if not _is(n, Kind.STORE) for i in n.inputs}
+    return written.isdisjoint(read) and all(_reads_own_row(p, node, inside) for node in nodes)
 
 
 def _reads_own_row(p: Partition, node: Node, inside: dict[str, Node]) -> bool:
@@ -104,9 +123,9 @@ def _reads_own_row(p: Partition, node: Node, inside: dict[str, Node]) -> bool:
         producer = inside.get(p.root(name))
         if producer is None:
             continue
-        if _is(producer, Kind.STORE) or _is(node, Kind.GATHER):
+        if _is(producer, Kind.STORE) or position in op_def(node.op).far:
             return False
-        if _is(node, Kind.STORE) and position != 1:
+        if _is(node, Kind.STORE) and position == 0:
             return False
         if not _views_keep_rows(p, name):
             return False
@@ -140,18 +159,40 @@ def _join_consumers(p: Partition, gid: int) -> Iterator[frozenset[int]]:
 
 def _siblings(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     """Row groups between the same two neighbours: one launch instead of several."""
+    users = set(p.users(gid))
+    yield from (pair for pair, other in _rows_beside(p, gid) if users & set(p.users(other)))
+
+
+def _rows_beside(p: Partition, gid: int) -> Iterator[tuple[frozenset[int], int]]:
+    """Row groups that read what this row group reads, an input or a value of the same kernel, and
+    that it could be one kernel with."""
     if p.kind(gid) != "row":
         return
-    users = set(p.users(gid))
-    for source in p.sources(gid):
-        for other in p.users(source):
-            pair = frozenset((gid, other))
-            if other != gid and p.kind(other) == "row" and users & set(p.users(other)):
-                if _same_rows(p, pair):
-                    yield pair
+    given = {p.root(i) for n in p.nodes(gid) for i in n.inputs} & p.inputs
+    readers = [p.group[r] for value in sorted(given) for r in p.readers[value]]
+    beside = [u for source in p.sources(gid) for u in p.users(source)] + sorted(readers)
+    for other in dict.fromkeys(beside):
+        pair = frozenset((gid, other))
+        if other != gid and p.kind(other) == "row" and _same_rows(p, pair):
+            yield pair, other
 
 
-_PROLOGUE_KINDS = (Kind.ELEMENTWISE, Kind.REDUCE, Kind.LAYOUT, Kind.GATHER)
+def _row_chain(p: Partition, gid: int) -> Iterator[frozenset[int]]:
+    """A row group and a row group that reads it: a launch less, even where its values are kept."""
+    if p.kind(gid) != "row":
+        return
+    for user in p.users(gid):
+        pair = frozenset((gid, user))
+        if p.kind(user) == "row" and _same_rows(p, pair):
+            yield pair
+
+
+def _row_cousins(p: Partition, gid: int) -> Iterator[frozenset[int]]:
+    """Row groups after the same kernel, whoever reads them."""
+    yield from (pair for pair, _ in _rows_beside(p, gid))
+
+
+_PROLOGUE_KINDS = (Kind.ELEMENTWISE, Kind.REDUCE, Kind.LAYOUT, Kind.GATHER, Kind.ROW)
 
 
 def _contract_prologue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
@@ -204,4 +245,6 @@ RULES = (
     Rule("row_siblings", _siblings, "row kernels between the same neighbours become one"),
     Rule("contract_prologue", _contract_prologue, "a row kernel joins the contraction it feeds"),
     Rule("attend_prologue", _attend_prologue, "an elementwise kernel joins the attention it feeds"),
+    Rule("row_chain", _row_chain, "a row kernel joins a row kernel that reads it"),
+    Rule("row_cousins", _row_cousins, "row kernels that read one kernel become one"),
 )

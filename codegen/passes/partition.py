@@ -29,6 +29,7 @@ class Partition:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.index = {n.name: i for i, n in enumerate(graph.nodes)}
+        self.inputs = frozenset(i.name for i in graph.inputs)
         self.group: dict[str, int] = {}
         self.members: dict[int, tuple[str, ...]] = {}
         self.applied: list[Applied] = []
@@ -48,6 +49,13 @@ class Partition:
         """The value whose buffer `value` is a view of, itself for all others."""
         return self._root.get(value, value)
 
+    def state_of(self, value: str) -> str | None:
+        """The state whose memory a value is, or None."""
+        value = self.root(value)
+        while value in self.graph.node and op_def(self.graph.node[value].op).kind is Kind.STORE:
+            value = self.root(self.graph.node[value].inputs[0])
+        return value if value in self.graph.state else None
+
     def _readers(self) -> Mapping[str, tuple[str, ...]]:
         """Nodes that read each value, through views."""
         found: dict[str, list[str]] = {}
@@ -64,9 +72,9 @@ class Partition:
         return sorted(self.members)
 
     def kind(self, gid: int) -> str:
-        """`contract` and `attend` where such a node is in the group, else `row`."""
+        """`contract`, `attend` or `select` where such a node is in the group, else `row`."""
         kinds = self._kinds[gid]
-        return next((k for k in ("contract", "attend") if k in kinds), "row")
+        return next((k for k in ("contract", "attend", "select") if k in kinds), "row")
 
     def users(self, gid: int) -> list[int]:
         """Groups that read a value of this one, in order."""
@@ -151,6 +159,8 @@ def kind_of(node: Node) -> str:
             return "contract"
         case Kind.ATTEND:
             return "attend"
+        case Kind.SELECT if len(node.inputs) > 1:  # scores entries of a state: no row routine
+            return "select"
         case _:
             return "row"
 

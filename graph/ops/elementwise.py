@@ -79,7 +79,7 @@ elementwise(
     "softplus", 1,
     lambda x: s.add(
         s.call("max", x, 0.0),
-        s.call("log", s.add(s.call("exp", s.call("neg", s.call("abs", x))), 1.0)),
+        s.call("log1p", s.call("exp", s.call("neg", s.call("abs", x)))),
     ),
     lambda x: x.clamp_min(0) + (-x.abs()).exp().log1p(),
     flops=20,

@@ -38,6 +38,7 @@ register(
         infer=_infer_embedding,
         reference=lambda inputs, attrs: inputs[1][inputs[0].long()],
         flops=lambda inputs, output, attrs: 0,
+        far=(1,),
         traffic=_embedding_traffic,
         doc="Row ids[..] of a table [n, width], which may be block-quantised: [.., width].",
     )
@@ -50,6 +51,7 @@ register(
         infer=_infer_gather_rows,
         reference=lambda inputs, attrs: inputs[0][inputs[1].long()],
         flops=lambda inputs, output, attrs: 0,
+        far=(0,),
         traffic=lambda inputs, output: output.num_bytes * 2 + inputs[1].num_bytes,
         doc="Row rows[i] of an activation; bits are copied as they are.",
     )

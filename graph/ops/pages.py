@@ -72,6 +72,7 @@ register(
         infer=_infer_page_slots,
         reference=_page_slots,
         flops=lambda inputs, output, attrs: 0,
+        far=(2,),
         traffic=lambda inputs, output: output.num_bytes * 3,
         attrs={"ratio": int, "entries": int},
         doc="Slot of the entry that a token completes (position + 1 a multiple of `ratio`), else "
@@ -189,6 +190,7 @@ register(
         infer=_infer_pool,
         reference=_pool,
         flops=lambda inputs, output, attrs: product(output.shape) * 12,
+        far=(0, 1, 4),
         traffic=_pool_traffic,
         attrs={"ratio": int, "overlap": bool},
         reduced_axes=((0, 1), (0, 1), (), (), ()),
@@ -245,6 +247,7 @@ register(
         infer=_infer_ngram,
         reference=_ngram,
         flops=lambda inputs, output, attrs: 0,
+        far=(0, 3),
         traffic=lambda inputs, output: output.num_bytes * 2,
         attrs={"multipliers": tuple, "primes": tuple, "pad": int},
         doc="Rows of an n-gram table (Engram): h = id[i] m[0], then h ^= id[i - k] m[k] for k = 1,"

@@ -71,12 +71,15 @@ def _rule(target: BlockFormat) -> Callable[[torch.Tensor], torch.Tensor] | None:
 
 
 def power_of_two_at_least(x: torch.Tensor) -> torch.Tensor:
-    """2 ** ceil(log2(x)) of positive fp32 numbers, from their bits: exact powers stay."""
+    """2 ** ceil(log2(x)) of positive fp32 numbers, from their bits: exact powers stay.
+
+    Infinity and NaN give infinity, the scale that makes all of a group NaN.
+    """
     import torch
 
-    bits = x.contiguous().view(torch.int32)
-    exponent = (bits + 0x7FFFFF) >> 23
-    return (exponent << 23).view(torch.float32)
+    bits = x.contiguous().view(torch.int32).long()
+    exponent = ((bits + 0x7FFFFF) >> 23).clamp_max(255)
+    return (exponent << 23).int().view(torch.float32)
 
 
 def _maximum(groups: torch.Tensor, floor: float) -> torch.Tensor:

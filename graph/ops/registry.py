@@ -61,7 +61,8 @@ class OpDef:
     `reference(inputs, attrs)` computes in the dtype of its floating inputs (fp32 or fp64).
     `scalar(attrs, *operands)` is the lowering of an elementwise op. `expand(builder, inputs,
     attrs)` is the definition of a composite op. `reduced_axes` lists, per operand, the axes summed
-    over. `traffic` counts bytes where an op touches only part of an operand.
+    over. `far`: operands of which a result row reads other rows than its own. `traffic` counts
+    bytes where an op touches only part of an operand.
     """
 
     name: str
@@ -74,6 +75,7 @@ class OpDef:
     scalar: Callable[..., Scalar] | None = None
     expand: Callable[..., Any] | None = None
     reduced_axes: tuple[tuple[int, ...], ...] = ()
+    far: tuple[int, ...] = ()
     traffic: Callable[[Types, TensorType], Dim] = traffic
     doc: str = ""
 

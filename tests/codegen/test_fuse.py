@@ -93,7 +93,7 @@ def test_rules_that_apply_to_a_decoder() -> None:
     """Queries are rotated in the kernel that stores the keys, so no attention takes a prologue."""
     decisions = lower(tiny("f32").graph, Flags()).decisions
     used = {d.rule for d in decisions if d.stage == "fuse"}
-    assert used == {r.name for r in RULES} - {"attend_prologue"}
+    assert used == {r.name for r in RULES} - {"attend_prologue", "row_cousins"}
 
 
 # --- one small graph a rule: text in, text out ------------------------------------------------
@@ -150,6 +150,22 @@ def _attend_prologue(b: GraphBuilder) -> None:
     b.output("y", b.cast(mixed, BF16))
 
 
+def _row_chain(b: GraphBuilder) -> None:
+    """The sum is read by a contraction too, so it is stored; its other reader still joins it."""
+    rows = b.dim("rows", Role.BATCH)
+    x = b.linear(b.input("x", F32, rows, 32), b.weight("up", F32, 32, 32))
+    top = b.op("reduce_max", x)
+    b.output("y", b.op("top_k_values", x * top, k=2))
+    b.output("z", b.linear(x * top, b.weight("down", F32, 16, 32)))
+
+
+def _row_cousins(b: GraphBuilder) -> None:
+    rows = b.dim("rows", Role.BATCH)
+    x = b.input("x", F32, rows, 32)
+    b.output("y", b.op("top_k_values", x, k=2))
+    b.output("z", b.op("hadamard", x))
+
+
 EXAMPLES: dict[str, Build] = {
     "horizontal_contract": _horizontal_contract,
     "epilogue": _epilogue,
@@ -157,6 +173,8 @@ EXAMPLES: dict[str, Build] = {
     "row_siblings": _row_siblings,
     "contract_prologue": _contract_prologue,
     "attend_prologue": _attend_prologue,
+    "row_chain": _row_chain,
+    "row_cousins": _row_cousins,
 }
 
 
