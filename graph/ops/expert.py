@@ -24,7 +24,8 @@ def _infer_expert_linear(inputs: Types, attrs: Attrs) -> TensorType:
     want(ids.dtype == I32 and ids.rank == 2, f"ids do not fit: got {ids}, want i32[tokens, slots]")
     tokens, slots = ids.shape
     allowed = ((tokens, w.shape[2]), (tokens, slots, w.shape[2]))
-    want(x.shape in allowed, f"activation does not fit {w} and {ids}: got {x}")
+    fits = x.shape in allowed
+    want(fits, f"activation does not fit {w}: got {x}, want [tokens, k] or [tokens, slots, k]")
     return TensorType(F32, (tokens, slots, w.shape[1]))
 
 

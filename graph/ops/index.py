@@ -87,7 +87,7 @@ def _with_blocks(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
 
     scores, size = index_scores(inputs, attrs), _attr(attrs, "block_size")
     padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % size), value=-torch.inf)
-    best = padded.reshape(len(padded), -1, size).amax(-1)
+    best = padded.reshape(len(padded), padded.shape[1] // size, size).amax(-1)
     newest = (inputs[3] + 1) // _attr(attrs, "ratio") - 1
     mine = (newest >= 0).nonzero()[:, 0]
     best[mine, (newest[mine] // size).long()] = torch.inf
@@ -101,7 +101,8 @@ def _within(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     scores, blocks, size = index_scores(inputs, attrs), inputs[6], _attr(attrs, "block_size")
     width = -(-scores.shape[1] // size)
     allowed = torch.zeros(len(scores), width + 1, dtype=torch.bool, device=scores.device)
-    allowed.scatter_(1, blocks.long().where(blocks >= 0, width), True)  # the last column is -1's
+    known = (blocks >= 0) & (blocks < width)
+    allowed.scatter_(1, blocks.long().where(known, width), True)  # the last column is for no block
     seen = allowed[:, :width].repeat_interleave(size, 1)[:, : scores.shape[1]]
     return _largest(scores.masked_fill(~seen, -torch.inf), _attr(attrs, "k"))
 

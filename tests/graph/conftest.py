@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
+from support.paged_samples import paged_sample
 from tilewright.graph import Dim, Graph, GraphBuilder, Role, TensorType, Value
 from tilewright.graph.dims import evaluate, symbol
 from tilewright.graph.ir import Attr
@@ -126,10 +127,13 @@ def _attend(r: random.Random) -> Sample:
 
 @pytest.fixture(scope="session")
 def sample() -> Callable[[str, int], Sample]:
-    """Return a random sample of an op. A new elementwise op or reduction needs nothing here."""
+    """Return a random sample of an op. A new elementwise op or reduction needs nothing."""
 
     def make(op: str, seed: int) -> Sample:
         r = random.Random(f"{op} {seed}")
+        paged = paged_sample(op, r)
+        if paged is not None:
+            return Sample(op, *paged)
         match OPS[op]:
             case definition if definition.kind is Kind.ELEMENTWISE:
                 return _elementwise(op, r)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.paged_formulas import PAGED
 from tilewright.graph import scalar as s
 from tilewright.graph.dims import evaluate
 from tilewright.graph.errors import ShapeError
@@ -67,8 +68,10 @@ def test_wrong_attributes_are_refused(op: str, sample: Make) -> None:
         have = ", ".join(rest) or "none"
         assert str(error.value) == f"attribute missing: got {have}, want {name}"
         with pytest.raises(ShapeError) as error:
-            definition.checked_type(drawn.types, {**drawn.attrs, name: True})
-        want = f"attribute '{name}' has the wrong type: got bool, want {type_.__name__}"
+            wrong: object = 1 if type_ is bool else True
+            definition.checked_type(drawn.types, {**drawn.attrs, name: wrong})
+        got = type(wrong).__name__
+        want = f"attribute '{name}' has the wrong type: got {got}, want {type_.__name__}"
         assert str(error.value) == want
 
 
@@ -178,6 +181,7 @@ INDEPENDENT: Mapping[str, Callable[..., np.ndarray]] = {
     "top_k_values": lambda x, k: -np.sort(-x, -1)[..., :k],
     "append": _stored,
     "attend": _attended,
+    **PAGED,
 }
 
 
