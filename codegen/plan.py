@@ -11,6 +11,7 @@ from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.cost import body_cost
 from tilewright.codegen.emit.cpp import argument_names, int_names, needs_scratch
 from tilewright.codegen.numerics import derive
+from tilewright.codegen.passes.partition import kind_of
 from tilewright.codegen.select import Choice, select
 from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate, Target
@@ -96,7 +97,7 @@ def bucket_rows(body: Body, bucket: Bucket) -> int:
     """Return the most rows a body has in a bucket."""
     last = body.graph.nodes[0]
     for node in body.graph.nodes:
-        if node.op in ("linear", "attend"):
+        if kind_of(node) != "row":
             last = node
             break
     shape = last.type.shape

@@ -70,7 +70,7 @@ def _horizontal(p: Partition, gid: int) -> Iterator[frozenset[int]]:
 
 def _epilogue(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     """Elementwise ops on the outputs of a contraction or an attention, element by element."""
-    if p.kind(gid) == "row":
+    if p.kind(gid) not in ("contract", "attend"):
         return
     produced = {n.name: n.type.shape for n in p.nodes(gid)}
     for user in p.users(gid):

@@ -64,9 +64,9 @@ class Partition:
         return sorted(self.members)
 
     def kind(self, gid: int) -> str:
-        """`contract` and `attend` where such a node is in the group, else `row`."""
+        """`contract`, `attend` and `select` where such a node is in the group, else `row`."""
         kinds = self._kinds[gid]
-        return next((k for k in ("contract", "attend") if k in kinds), "row")
+        return next((k for k in ("contract", "attend", "select") if k in kinds), "row")
 
     def users(self, gid: int) -> list[int]:
         """Groups that read a value of this one, in order."""
@@ -151,6 +151,8 @@ def kind_of(node: Node) -> str:
             return "contract"
         case Kind.ATTEND:
             return "attend"
+        case Kind.SELECT if op_def(node.op).num_inputs > 1:  # from a state, not from a row
+            return "select"
         case _:
             return "row"
 
