@@ -27,15 +27,16 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
         case "contract":
             return _contract(body, target)
         case "attend":
-            return Numerics(chunk=target.attend_chunk, lanes=target.lanes, combine="in_order")
-        case "row":
+            lanes = target.lanes if any(n.op == "attend" for n in body.nodes) else 1
+            return Numerics(chunk=target.attend_chunk, lanes=lanes, combine="in_order")
+        case "row" | "select":
             if context_bound:
                 raise LowerError(
-                    f"row kernel '{body.name}': reduces a context extent: want a chunk"
+                    f"{kind} kernel '{body.name}': reduces a context extent: want a chunk"
                 )
             return Numerics(lanes=target.lanes, combine="tree")
         case _:
-            raise LowerError(f"kernel kind '{kind}': unknown: have contract, attend, row")
+            raise LowerError(f"kernel kind '{kind}': unknown: have contract, attend, select, row")
 
 
 def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]:
@@ -65,8 +66,8 @@ def reduced_extents(body: Graph, node: Node) -> Sequence[Dim]:
 
 
 def _attend_extents(body: Graph, node: Node) -> list[Dim]:
-    tables = body.type_of(node.inputs[5])
-    return [tables.shape[1]]
+    tables = (5,) if node.op == "attend" else (4, 7)[: 1 if len(node.inputs) == 6 else 2]
+    return [body.type_of(node.inputs[i]).shape[1] for i in tables]
 
 
 def checked_roles(body: Graph, extent: Dim) -> bool:

@@ -51,6 +51,8 @@ def coverage(target: Target) -> dict[str, str]:
                 table[name] = "contract" if "contract" in kinds else "missing"
             case Kind.ATTEND:
                 table[name] = "attend" if "attend" in kinds else "missing"
+            case Kind.SELECT if definition.num_inputs > 1:
+                table[name] = "select" if "select" in kinds else "missing"
             case _:
                 table[name] = "row" if "row" in kinds else "missing"
     return table

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import jinja2
 
 import tilewright.templates
 from tilewright.codegen.body import root_of
+from tilewright.codegen.emit.cpp_index import select_variables
+from tilewright.codegen.emit.cpp_latent import latent_variables
 from tilewright.codegen.emit.cpp_route import place, routing
 from tilewright.codegen.emit.cpp_rows import RowPrinter, Sink
 from tilewright.codegen.emit.cpp_types import (
@@ -55,7 +57,7 @@ def environment() -> jinja2.Environment:
 
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
-    build = {"row": _row, "contract": _contract, "attend": _attend}[spec.kind]
+    build = _TEXTS[template.path]
     variables = {"name": f"k_{spec.symbol}", "args": _members(spec.body), **build(spec)}
     text = environment().get_template(template.path).render({"preamble": "", **variables})
     headers = "".join(f'#include "{name}"\n' for name in row_headers(spec.body))
@@ -77,7 +79,7 @@ def argument_names(body: Graph) -> tuple[str, ...]:
 
 def needs_scratch(kind: str) -> bool:
     """Say whether kernels of this kind take a workspace tensor after the weights."""
-    return kind in ("contract", "attend")
+    return kind in ("contract", "attend", "select")
 
 
 def int_names(body: Graph) -> tuple[str, ...]:
@@ -371,6 +373,29 @@ def _attend(spec: KernelSpec) -> Mapping[str, Any]:
     }
 
 
+def _latent(spec: KernelSpec) -> Mapping[str, Any]:
+    body = spec.body
+    (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
+    tokens, heads, width = anchor.type.shape[0], *(constant(d) for d in anchor.type.shape[1:])
+    return {
+        **latent_variables(spec),
+        "load_q": _load_q(body, anchor.inputs[0], heads, width, tokens),
+        "epilogue": _attend_epilogue(body, anchor, heads, width, tokens),
+        "scale": print_scalar_const(float(str(anchor.attr["scale"]))),
+        "entry": _entry(spec, _run_over_tokens(spec, tokens)),
+    }
+
+
+def _select(spec: KernelSpec) -> Mapping[str, Any]:
+    tokens = spec.body.nodes[0].type.shape[0]
+    return {**select_variables(spec), "entry": _entry(spec, _run_over_tokens(spec, tokens))}
+
+
+def _run_over_tokens(spec: KernelSpec, tokens: Dim) -> str:
+    count = _extent(to_json(tokens))
+    return f"k_{spec.symbol}::run(arguments, {count}, (uint8_t*)workspace->data);"
+
+
 def print_scalar_const(value: float) -> str:
     """Print an fp32 literal exactly."""
     from tilewright.graph.scalar import Const
@@ -407,3 +432,12 @@ def _attend_epilogue(body: Graph, anchor: Node, heads: int, width: int, tokens: 
         lines.append(f"args.{value}[(token * {heads} + head) * {width} + j] = {stored};")
     loop = [f"for (int64_t j = 0; j < {width}; ++j) {{", *("  " + s for s in lines), "}"]
     return "\n".join("    " + s for s in loop)
+
+
+_TEXTS: Mapping[str, Callable[[KernelSpec], Mapping[str, Any]]] = {
+    "cpp/row.cpp.j2": _row,
+    "cpp/contract.cpp.j2": _contract,
+    "cpp/attend.cpp.j2": _attend,
+    "cpp/latent.cpp.j2": _latent,
+    "cpp/select.cpp.j2": _select,
+}

@@ -12,6 +12,8 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, evaluate, product, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, TensorType
+from tilewright.targets.cpu.index import accepts_select, select_schedules, select_scratch
+from tilewright.targets.cpu.latent import accepts_latent, latent_schedules, latent_scratch
 from tilewright.targets.cpu.routed import refuses_routed, route_bytes, routed_schedules
 
 PANEL = 16  # output columns of a packed panel
@@ -163,6 +165,8 @@ def _group(type_: TensorType) -> int:
 
 def _accepts_attend(body: Graph) -> str | None:
     (node,) = _anchors(body, Kind.ATTEND)
+    if node.op != "attend":
+        return f"'{node.op}' reads rows that are keys and values at once"
     cache = body.type_of(node.inputs[1])
     if str(cache.dtype) not in ("f32", "bf16"):
         return f"cache is {cache.dtype}, want f32 or bf16"
@@ -227,6 +231,12 @@ KERNELS = (
     ),
     KernelTemplate(
         "attend", "attend", "cpp/attend.cpp.j2", _accepts_attend, _attend_schedules, attend_scratch
+    ),
+    KernelTemplate(
+        "latent", "attend", "cpp/latent.cpp.j2", accepts_latent, latent_schedules, latent_scratch
+    ),
+    KernelTemplate(
+        "select", "select", "cpp/select.cpp.j2", accepts_select, select_schedules, select_scratch
     ),
     KernelTemplate("row", "row", "cpp/row.cpp.j2", _accepts_row, _row_schedules, _no_scratch),
 )
