@@ -11,7 +11,7 @@ from tilewright.graph import Graph, Group, Input, Node, State, Weight, WeightExp
 from tilewright.graph.dims import Dim, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.ops.layout import VIEWS
-from tilewright.graph.types import TensorType
+from tilewright.graph.types import BF16, U8, BlockFormat, TensorType
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,21 @@ def root_of(graph: Graph, value: str) -> str:
     return value
 
 
-def stored_types(graph: Graph) -> dict[str, TensorType]:
-    """Return the type that the memory of each value is passed with: an output that is a view gives
-    its own type to the memory it is a view of."""
-    views = {root_of(graph, value): graph.type_of(value) for _, value in graph.outputs}
-    return {**graph.types, **views}
+def memory_type(graph: Graph, value: str) -> TensorType:
+    """Return the type a value has in memory: quantised states are packed rows of bytes, quantised
+    values between kernels are bf16, which holds them exactly; all else is what its type says."""
+    type_ = graph.type_of(value)
+    if not isinstance(type_.dtype, BlockFormat) or value in graph.weight:
+        return type_
+    if root_of(graph, value) not in graph.state:
+        return type_.with_dtype(BF16)
+    *outer, width = type_.shape
+    return TensorType(U8, (*outer, type_.dtype.row_bytes(int(width))))
+
+
+def _output_views(graph: Graph) -> dict[str, TensorType]:
+    """Map the memory of outputs to the type it is passed with: a view gives its own."""
+    return {root_of(graph, value): memory_type(graph, value) for _, value in graph.outputs}
 
 
 def extract(graph: Graph, group: Group) -> Body:
@@ -76,13 +86,10 @@ def extract(graph: Graph, group: Group) -> Body:
         outputs=tuple((names.of[v], names.of[v]) for v in outputs),
         state_outputs=tuple((names.of[s], names.of[v]) for s, v in state_outputs),
     )
-    stored = stored_types(graph)
+    views = _output_views(graph)
     seen = {**types, **{names.of[value]: graph.type_of(value) for value in outputs}}
-    buffers = tuple(
-        (name, stored[binding[name]])
-        for name, type_ in seen.items()
-        if type_ != stored[binding[name]]
-    )
+    memory = {n: views.get(binding[n]) or memory_type(graph, binding[n]) for n in seen}
+    buffers = tuple((n, memory[n]) for n, type_ in seen.items() if type_ != memory[n])
     return Body(body, binding, {names.of[n]: n for n in members}, buffers)
 
 

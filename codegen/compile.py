@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tilewright import __version__
+from tilewright.codegen.body import memory_type
 from tilewright.codegen.cache import KernelCache, Progress
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.elementary import MATH_VERSION
@@ -256,8 +257,8 @@ def _manifest(
         model=job.model,
         dims=tuple(DimRecord(d.name, d.role.value, d.lower, d.upper) for d in graph.dims),
         inputs=tuple(tensor_record(i.name, i.type) for i in graph.inputs),
-        outputs=tuple(tensor_record(public, graph.type_of(v)) for public, v in graph.outputs),
-        states=tuple(tensor_record(s.name, s.type) for s in graph.states),
+        outputs=tuple(tensor_record(public, memory_type(graph, v)) for public, v in graph.outputs),
+        states=tuple(tensor_record(s.name, memory_type(graph, s.name)) for s in graph.states),
         buffers=buffers,
         weights=tuple(weights),
         weights_file=WEIGHTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen.body import Body, extract, root_of
+from tilewright.codegen.body import Body, extract, memory_type, root_of
 from tilewright.codegen.buffers import Lifetime, place
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.cost import body_cost
@@ -172,7 +172,7 @@ def plan_buckets(
         _bucket_record(graph, plans, bucket, buffers)
         for bucket in buckets_of(graph, target, config)
     )
-    tensors = tuple(tensor_record(name, graph.type_of(name)) for name in buffers)
+    tensors = tuple(tensor_record(name, memory_type(graph, name)) for name in buffers)
     return records, tensors
 
 
@@ -196,7 +196,9 @@ def _bucket_record(
     buffers: Mapping[str, tuple[int, int]],
 ) -> BucketRecord:
     lifetimes = [
-        Lifetime(name, int(evaluate(graph.type_of(name).num_bytes, bucket.bounds)), first, last)
+        Lifetime(
+            name, int(evaluate(memory_type(graph, name).num_bytes, bucket.bounds)), first, last
+        )
         for name, (first, last) in buffers.items()
     ]
     offsets, arena = place(lifetimes)

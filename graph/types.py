@@ -57,7 +57,7 @@ def dtype(name: str) -> DType:
 
 
 F32, F64, F16, BF16 = (dtype(n) for n in ("f32", "f64", "f16", "bf16"))
-I32, I64 = dtype("i32"), dtype("i64")
+I32, I64, U8 = dtype("i32"), dtype("i64"), dtype("u8")
 
 
 @dataclass(frozen=True)

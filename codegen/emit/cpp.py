@@ -31,6 +31,7 @@ from tilewright.graph.dims import Dim, DimJson, to_json
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
+from tilewright.graph.types import BlockFormat
 
 PREAMBLE = '#include "tw_host.h"\n#include "tw_vec.h"\n#include "tw_math.h"\n'
 TEMPLATE_ROOT = Path(tilewright.templates.__file__).resolve().parent
@@ -82,7 +83,9 @@ def int_names(body: Graph) -> tuple[str, ...]:
 
 
 def _storage(body: Graph, name: str) -> Any:
-    return PACKED if name in packed_weights(body) else storage(body.type_of(name).dtype)
+    dtype = body.type_of(name).dtype
+    packed = name in packed_weights(body) or name in body.state and isinstance(dtype, BlockFormat)
+    return PACKED if packed else storage(dtype)
 
 
 def _members(body: Graph) -> str:

@@ -40,7 +40,11 @@ PANEL_FORMATS = {
 
 
 def storage(dtype: DType | BlockFormat) -> Storage:
-    """Return how elements of `dtype` lie in memory; raise LowerError for one without C++ form."""
+    """Return how elements of `dtype` lie in memory; raise LowerError for one without C++ form.
+
+    Values of activation formats lie as bf16, which holds them exactly."""
+    if isinstance(dtype, BlockFormat) and dtype.block[0] == 1 and dtype.code.is_float:
+        return _STORAGE["bf16"]
     if isinstance(dtype, BlockFormat) or dtype.name not in _STORAGE:
         raise LowerError(
             f"element type '{dtype}': has no plain C++ form: have {', '.join(_STORAGE)}"
