@@ -30,6 +30,7 @@ from tilewright.codegen.plan import (
     kernel_cost,
     plan_buckets,
     plan_groups,
+    state_record,
     tensor_record,
 )
 from tilewright.codegen.source import KernelSource
@@ -258,7 +259,7 @@ def _manifest(
         dims=tuple(DimRecord(d.name, d.role.value, d.lower, d.upper) for d in graph.dims),
         inputs=tuple(tensor_record(i.name, i.type) for i in graph.inputs),
         outputs=tuple(tensor_record(public, memory_type(graph, v)) for public, v in graph.outputs),
-        states=tuple(tensor_record(s.name, memory_type(graph, s.name)) for s in graph.states),
+        states=tuple(state_record(graph, s) for s in graph.states),
         buffers=buffers,
         weights=tuple(weights),
         weights_file=WEIGHTS,
