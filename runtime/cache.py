@@ -1,5 +1,5 @@
 """The cache of all requests: blocks for what lives as long as a request, window pages for its
-newest positions, and snapshots. Every page is free or held; a block with two holders is never written.
+newest positions, and snapshots. Every page is free or held; one with two holders is never written.
 """
 
 from __future__ import annotations
