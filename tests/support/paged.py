@@ -63,10 +63,14 @@ class _Made:
     b: GraphBuilder
     window: tuple[Value, ...]
     block: tuple[Value, ...]
+    slots: dict[tuple[str, int], Value] = field(default_factory=dict)
 
     def _append(self, state: Value, rows: Value, ratio: int, entries: int, scope: str) -> Value:
         operands = self.window if scope == "window" else self.block
-        slots = self.b.op("page_slots", *operands, ratio=ratio, entries=entries)
+        if (scope, ratio) not in self.slots:
+            made = self.b.op("page_slots", *operands, ratio=ratio, entries=entries)
+            self.slots[scope, ratio] = made
+        slots = self.slots[scope, ratio]
         return self.b.append(state, rows, slots, name=f"append_{scope}", op="append_rows")
 
     def _window(self, name: str, rows: Value, window: int) -> Value:
@@ -188,7 +192,7 @@ class Served:
     ) -> Served:
         """`settings` are those of the cache."""
         graph = paged_graph()
-        layout, device = layout_of(graph), None
+        layout = layout_of(graph)
         device = Interpreter.of(graph, {"block": blocks, "window": pages}, seed)
         pool = WindowPages(pool=BlockPool(pages, PAGE), reach=layout.reach, width=layout.ring_width)
         cache = Cache(BlockPool(blocks, BLOCK), pool, memory=StateMemory(device, layout),
