@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -25,12 +25,13 @@ from tilewright.runtime.errors import ArtifactError
 INPUTS = (
     "token_ids", "positions", "request_rows", "slots", "block_tables", "window_tables", "logit_rows"
 )  # fmt: skip
-_COUNTS: Mapping[str, Callable[[Batch], int]] = {
-    "tokens": lambda batch: batch.num_tokens,
-    "requests": lambda batch: len(batch.requests),
-    "logit_rows": lambda batch: batch.num_logits,
-    "request_blocks": lambda batch: batch.block_tables.shape[1],
+_COUNTS: Mapping[str, tuple[str, int]] = {  # dim: the input and the axis whose extent it is
+    "tokens": ("token_ids", 0),
+    "requests": ("block_tables", 0),
+    "request_blocks": ("block_tables", 1),
+    "logit_rows": ("logit_rows", 0),
 }
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class StepInputs:
@@ -41,25 +42,34 @@ class StepInputs:
         for name in self._inputs:
             if name not in INPUTS:
                 raise ArtifactError(f"input '{name}': unknown: have {', '.join(INPUTS)}")
-        self._width_dim = _window_width(manifest)
+        counts = {**_COUNTS, **_window_width(manifest)}
         names = [d.name for d in manifest.dims if d.name not in PAGES_DIM.values()]
         for name in names:
-            if name not in _COUNTS and name != self._width_dim:
-                raise ArtifactError(f"dim '{name}': unknown: have {', '.join(_COUNTS)}")
-        self._dims = tuple(n for n in names if n != self._width_dim)
+            if name not in counts:
+                raise ArtifactError(f"dim '{name}': unknown: have {', '.join(counts)}")
+        self._dims = tuple((name, *counts[name]) for name in names)
 
     def of(self, batch: Batch) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
         """Return the inputs and the dims of a step."""
-        dims = {name: _COUNTS[name](batch) for name in self._dims}
-        if self._width_dim is not None:
-            dims[self._width_dim] = batch.window_tables.shape[1]
-        return {name: getattr(batch, name) for name in self._inputs}, dims
+        return self.pick({name: getattr(batch, name) for name in INPUTS})
+
+    def pick(self, arrays: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+        """Return, of arrays for all inputs, those that are declared, and the dims."""
+        dims = {name: arrays[of].shape[axis] for name, of, axis in self._dims}
+        return {name: arrays[name] for name in self._inputs}, dims
 
 
-def _window_width(manifest: Manifest) -> str | None:
+def bound_step(
+    manifest: Manifest, arrays: Arrays
+) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """Return the inputs and dims of one step, of arrays for all inputs."""
+    return StepInputs(manifest).pick(arrays)
+
+
+def _window_width(manifest: Manifest) -> dict[str, tuple[str, int]]:
     """Return the dim that is the width of the window tables, if it is one."""
     for tensor in manifest.inputs:
         if tensor.name == TABLES_INPUT[WINDOW] and len(tensor.shape) == 2:
             width = tensor.shape[1]
-            return width if isinstance(width, str) else None
-    return None
+            return {width: (tensor.name, 1)} if isinstance(width, str) else {}
+    return {}
