@@ -37,6 +37,7 @@ from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.staging import MANIFEST, refuse_foreign, staging
 from tilewright.codegen.target import Target, Toolchain
+from tilewright.codegen.weight_plan import planned_weights
 from tilewright.graph import Graph
 from tilewright.graph.text import print_graph
 from tilewright.runtime.artifact import (
@@ -69,6 +70,15 @@ class CompileJob:
     files: Mapping[str, bytes] = field(default_factory=dict)
     jobs: int = 1
     log: TextIO | None = None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What an artifact would be: its manifest, without digests of files, and kernels that had to
+    be compiled."""
+
+    manifest: Manifest
+    num_compiled: int
 
 
 @dataclass(frozen=True)
@@ -107,16 +117,16 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
         _write_sources(stage, job, lowered, plans, sources)
         weights, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
         manifest = _manifest(
-            stage,
-            library,
             job,
             lowered.graph,
             plans,
             specs,
-            weights,
-            digest,
-            num_bytes,
-            cache.support_digest,
+            library=library,
+            weights=weights,
+            weights_digest=digest,
+            weights_bytes=num_bytes,
+            support_digest=cache.support_digest,
+            digests=_digests(stage),
         )
         (stage / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
         if job.flags.dump is not None:
@@ -124,6 +134,36 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
     return CompileReport(
         output, manifest.numerics_digest, len(specs), built.num_compiled, len(plans), num_bytes
     )
+
+
+def plan_graph(job: CompileJob, progress: Progress) -> PlanReport:
+    """Lower, choose and build all kernels as `compile_graph` does, but read and write no weights.
+
+    Raises the compiler's errors.
+    """
+    progress("lower", 0, 1)
+    lowered = lower(job.graph, job.flags, log=job.log)
+    plans = plan_groups(lowered.graph, job.target, job.config, job.choose)
+    progress("lower", 1, 1)
+    specs = distinct_specs(plans)
+    templates = {t.name: t for t in job.target.kernels}
+    sources = [emit(spec, templates[spec.template]) for spec in specs]
+    cache = KernelCache(job.flags.cache, job.toolchain)
+    built = cache.build(sources, jobs=job.jobs, progress=progress)
+    weights, num_bytes = planned_weights(lowered.graph, plans)
+    manifest = _manifest(
+        job,
+        lowered.graph,
+        plans,
+        specs,
+        library=library_name(built.objects),
+        weights=weights,
+        weights_digest="",
+        weights_bytes=num_bytes,
+        support_digest=cache.support_digest,
+        digests={},
+    )
+    return PlanReport(manifest, built.num_compiled)
 
 
 def library_name(objects: Sequence[Path]) -> str:
@@ -229,16 +269,17 @@ def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> 
 
 
 def _manifest(
-    stage: Path,
-    library: str,
     job: CompileJob,
     graph: Graph,
     plans: Sequence[GroupPlan],
     specs: Sequence[KernelSpec],
+    *,
+    library: str,
     weights: Sequence[WeightRecord],
     weights_digest: str,
     weights_bytes: int,
     support_digest: str,
+    digests: Mapping[str, str],
 ) -> Manifest:
     buckets, buffers = plan_buckets(graph, plans, job.target, job.config)
     target = TargetRecord(
@@ -271,7 +312,7 @@ def _manifest(
         compile_config=job.config.to_json(),
         numerics_digest=numerics_digest(job, graph, plans, weights_digest, support_digest),
         invariance=job.target.invariance if job.config.mode == "deterministic" else "unproven",
-        digests=_digests(stage),
+        digests=digests,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the cache of an artifact takes: what grows with each token, and what a sequence has anyway."""
+"""What the cache takes: what grows with every token, and what a sequence has anyway."""
 
 from __future__ import annotations
 
