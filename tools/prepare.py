@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,6 +92,7 @@ def prepare(
     """
     checkpoint = open_checkpoint(model)
     family = family_of(checkpoint.config)
+    checkpoint = family.adopt(checkpoint)
     read = family.read_config(checkpoint.config)
     config = replace(
         config,
@@ -101,7 +102,7 @@ def prepare(
     activation = dtype(DTYPES[config.dtype])
     formats = Formats(_formats(checkpoint, activation), activation)
     graph = family.build(checkpoint.name, read, formats, limits(config))
-    _account(graph, checkpoint)
+    _account(graph, checkpoint, family.unread(read))
     record = _model_record(checkpoint, family.name, read.vocab_size, config)
     files = {TOKENIZER: checkpoint.tokenizer_json.encode()} if checkpoint.tokenizer_json else {}
     return Prepared(graph, CheckpointWeights(checkpoint), record, files, config, checkpoint)
@@ -158,13 +159,13 @@ def _stored_as(entry: TensorEntry, activation: DType) -> ElementType:
     return element_type(_STORED[entry.dtype])
 
 
-def _account(graph: Graph, checkpoint: Checkpoint) -> None:
+def _account(graph: Graph, checkpoint: Checkpoint, unread: Iterable[str]) -> None:
     expected = {
-        w.name: tuple(int(d) for d in w.type.shape)
+        name: tuple(int(d) for d in w.type.shape[-2:])
         for w in graph.weights
-        if w.expr.kind == "tensor"
+        for name in w.expr.tensors
     }
-    ignored = list(_UNREAD)
+    ignored = [*_UNREAD, *unread]
     if "lm_head.weight" not in expected:
         ignored.append("lm_head.weight")
     account(expected, checkpoint, ignored=ignored)
