@@ -30,12 +30,14 @@ from tilewright.codegen.plan import (
     kernel_cost,
     plan_buckets,
     plan_groups,
+    state_record,
     tensor_record,
 )
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.staging import MANIFEST, refuse_foreign, staging
 from tilewright.codegen.target import Target, Toolchain
+from tilewright.codegen.weight_plan import planned_weights
 from tilewright.graph import Graph
 from tilewright.graph.text import print_graph
 from tilewright.runtime.artifact import (
@@ -68,6 +70,15 @@ class CompileJob:
     files: Mapping[str, bytes] = field(default_factory=dict)
     jobs: int = 1
     log: TextIO | None = None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What an artifact would be: its manifest, without digests of files, and kernels that had to
+    be compiled."""
+
+    manifest: Manifest
+    num_compiled: int
 
 
 @dataclass(frozen=True)
@@ -106,16 +117,16 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
         _write_sources(stage, job, lowered, plans, sources)
         weights, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
         manifest = _manifest(
-            stage,
-            library,
             job,
             lowered.graph,
             plans,
             specs,
-            weights,
-            digest,
-            num_bytes,
-            cache.support_digest,
+            library=library,
+            weights=weights,
+            weights_digest=digest,
+            weights_bytes=num_bytes,
+            support_digest=cache.support_digest,
+            digests=_digests(stage),
         )
         (stage / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
         if job.flags.dump is not None:
@@ -123,6 +134,36 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
     return CompileReport(
         output, manifest.numerics_digest, len(specs), built.num_compiled, len(plans), num_bytes
     )
+
+
+def plan_graph(job: CompileJob, progress: Progress) -> PlanReport:
+    """Lower, choose and build all kernels as `compile_graph` does, but read and write no weights.
+
+    Raises the compiler's errors.
+    """
+    progress("lower", 0, 1)
+    lowered = lower(job.graph, job.flags, log=job.log)
+    plans = plan_groups(lowered.graph, job.target, job.config, job.choose)
+    progress("lower", 1, 1)
+    specs = distinct_specs(plans)
+    templates = {t.name: t for t in job.target.kernels}
+    sources = [emit(spec, templates[spec.template]) for spec in specs]
+    cache = KernelCache(job.flags.cache, job.toolchain)
+    built = cache.build(sources, jobs=job.jobs, progress=progress)
+    weights, num_bytes = planned_weights(lowered.graph, plans)
+    manifest = _manifest(
+        job,
+        lowered.graph,
+        plans,
+        specs,
+        library=library_name(built.objects),
+        weights=weights,
+        weights_digest="",
+        weights_bytes=num_bytes,
+        support_digest=cache.support_digest,
+        digests={},
+    )
+    return PlanReport(manifest, built.num_compiled)
 
 
 def library_name(objects: Sequence[Path]) -> str:
@@ -230,16 +271,17 @@ def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> 
 
 
 def _manifest(
-    stage: Path,
-    library: str,
     job: CompileJob,
     graph: Graph,
     plans: Sequence[GroupPlan],
     specs: Sequence[KernelSpec],
+    *,
+    library: str,
     weights: Sequence[WeightRecord],
     weights_digest: str,
     weights_bytes: int,
     support_digest: str,
+    digests: Mapping[str, str],
 ) -> Manifest:
     buckets, buffers = plan_buckets(graph, plans, job.target, job.config)
     target = TargetRecord(
@@ -260,7 +302,7 @@ def _manifest(
         dims=tuple(DimRecord(d.name, d.role.value, d.lower, d.upper) for d in graph.dims),
         inputs=tuple(tensor_record(i.name, i.type) for i in graph.inputs),
         outputs=tuple(tensor_record(public, memory_type(graph, v)) for public, v in graph.outputs),
-        states=tuple(tensor_record(s.name, memory_type(graph, s.name)) for s in graph.states),
+        states=tuple(state_record(graph, s) for s in graph.states),
         buffers=buffers,
         weights=tuple(weights),
         weights_file=WEIGHTS,
@@ -272,7 +314,7 @@ def _manifest(
         compile_config=job.config.to_json(),
         numerics_digest=numerics_digest(job, graph, plans, weights_digest, support_digest),
         invariance=job.target.invariance if job.config.mode == "deterministic" else "unproven",
-        digests=_digests(stage),
+        digests=digests,
     )
 
 

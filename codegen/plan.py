@@ -16,8 +16,10 @@ from tilewright.codegen.select import Choice, select
 from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate, Target
 from tilewright.graph import DimDecl, Graph, Group, Role
-from tilewright.graph.dims import evaluate, to_json
+from tilewright.graph.dims import evaluate, symbols_of, to_json
 from tilewright.graph.errors import LowerError
+from tilewright.graph.ir import State
+from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import TensorType
 from tilewright.runtime.artifact import (
     Argument,
@@ -25,6 +27,7 @@ from tilewright.runtime.artifact import (
     Extent,
     LaunchRecord,
     Placement,
+    StateRecord,
     TensorRecord,
 )
 
@@ -64,19 +67,24 @@ def buckets_of(graph: Graph, target: Target, config: CompileConfig) -> tuple[Buc
     limits = sorted(
         {min(n, config.max_tokens_per_step) for n in target.buckets} | {config.max_tokens_per_step}
     )
-    few = target.buckets[1]
+    few, pages = target.buckets[1], _page_dims(graph)
     found = []
     for tokens in limits:
         # A long prefill wants the logits of a few rows only: that is a shape of its own.
         for rows in sorted({min(few, tokens) if tokens > target.buckets[-1] else tokens, tokens}):
-            bounds = {d.name: _bound(d, tokens, rows) for d in graph.dims}
+            bounds = {d.name: _bound(d, tokens, rows, pages) for d in graph.dims}
             suffix = f"_logits_{rows}" if rows != tokens else ""
             found.append(Bucket(f"tokens_{tokens}{suffix}", bounds))
     return tuple(found)
 
 
-def _bound(decl: DimDecl, tokens: int, rows: int) -> int:
-    if decl.role is not Role.BATCH or decl.name == "cache_blocks":
+def _page_dims(graph: Graph) -> frozenset[str]:
+    """Names of the dims that count the pages of states: these do not grow with a step."""
+    return symbols_of([s.type.shape[0] for s in graph.states if s.type.shape])
+
+
+def _bound(decl: DimDecl, tokens: int, rows: int, pages: frozenset[str]) -> int:
+    if decl.role is not Role.BATCH or decl.name in pages:
         return decl.upper
     return min(decl.upper, rows if decl.name == "logit_rows" else tokens)
 
@@ -246,6 +254,40 @@ def _launch(graph: Graph, plan: GroupPlan, spec: KernelSpec) -> LaunchRecord:
 def tensor_record(name: str, type_: TensorType) -> TensorRecord:
     """Return the record of a tensor of the model graph."""
     return TensorRecord(name, str(type_.dtype), tuple(to_json(d) for d in type_.shape))
+
+
+def state_record(graph: Graph, state: State) -> StateRecord:
+    """Return the record of a state: how it lies in memory, and how long its entries live."""
+    tensor = tensor_record(state.name, memory_type(graph, state.name))
+    return StateRecord(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        format=str(state.type.dtype),
+        scope=state.scope,
+        positions_per_entry=state.positions_per_entry,
+        window=state.window,
+        group=_read_group(graph, state),
+    )
+
+
+def _read_group(graph: Graph, state: State) -> int:
+    """Return the ratio of the pools that alone read a window state, else 1: every row for itself.
+
+    Once a pooled group is complete it is read again only as the older half of an overlapping one,
+    so that a snapshot between two groups needs fewer rows.
+    """
+    chain, ratios = {state.name}, set()
+    for node in graph.nodes:
+        if not chain.intersection(node.inputs):
+            continue
+        if op_def(node.op).kind is Kind.STORE and node.inputs[0] in chain:
+            chain.add(node.name)
+        else:
+            ratios.add(node.attr["ratio"] if node.op == "pool_window" else 1)
+    ratio = ratios.pop() if len(ratios) == 1 else 1
+    assert isinstance(ratio, int), (state, ratio)
+    return ratio if 0 < ratio <= state.window else 1
 
 
 def kernel_cost(spec: KernelSpec) -> tuple[Extent, Extent]:

@@ -22,9 +22,9 @@ def _e4m3_table() -> Single:
 
 def _e8m0_table() -> Single:
     """2^(code - 127); 255 is NaN."""
-    table = np.exp2(np.arange(256) - 127.0)
+    table: Single = np.exp2(np.arange(256) - 127.0).astype(np.float32)
     table[255] = np.nan
-    return table.astype(np.float32)
+    return table
 
 
 E4M3 = _e4m3_table()

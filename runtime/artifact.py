@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from tilewright.runtime.errors import ArtifactError
 
-FORMAT = 1
+FORMAT = 2
 ABI = "tvm-ffi/1"
 
 ROW_MAJOR = "row_major"  # the layout of a weight stored as its type and shape say
@@ -57,6 +57,24 @@ class TensorRecord:
     name: str
     dtype: str
     shape: tuple[Extent, ...]
+
+
+@dataclass(frozen=True)
+class StateRecord(TensorRecord):
+    """What outlives a step: paged rows or blocks, and how long an entry of them lives.
+
+    `dtype` and `shape` say how it lies in memory, `format` what an entry means: packed rows are u8.
+    `scope`: `block` entries live as long as their request, `window` entries until `window` newer
+    positions exist. An entry stands for `positions_per_entry` positions. Rows of a window state are
+    read in whole groups of `group` positions, counted from position 0: once a group is complete,
+    only the `window - group` positions before the next one are read again.
+    """
+
+    format: str
+    scope: str
+    positions_per_entry: int
+    window: int
+    group: int
 
 
 @dataclass(frozen=True)
@@ -173,7 +191,7 @@ class Manifest:
     dims: tuple[DimRecord, ...]
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
-    states: tuple[TensorRecord, ...]
+    states: tuple[StateRecord, ...]
     buffers: tuple[TensorRecord, ...]
     weights: tuple[WeightRecord, ...]
     weights_file: str

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tilewright.runtime.blocks import BlockTable
 from tilewright.runtime.request import Request
+from tilewright.runtime.window import WindowTable
 
 Ints = NDArray[np.int32]
 
@@ -29,6 +30,7 @@ class Span(NamedTuple):
     token_ids: Sequence[int]
     num_logits: int
     num_sampled: int
+    window: WindowTable | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,6 +43,7 @@ class Batch:
     request_rows    [tokens] row in `block_tables` of each token
     slots           [tokens] cache slot that each token's K and V are written to; no two equal
     block_tables    [requests, most blocks of a request], padded with 0
+    window_tables   [requests, pages of a ring]; no columns where no state is of scope window
     context_lengths [requests] positions in the cache after this step
     query_starts    [requests + 1] where each request's tokens start
     num_to_verify   [requests] drafts among the tokens, the last ones of a request
@@ -55,6 +58,7 @@ class Batch:
     request_rows: Ints
     slots: Ints
     block_tables: Ints
+    window_tables: Ints
     context_lengths: Ints
     query_starts: Ints
     num_to_verify: Ints
@@ -92,6 +96,7 @@ def assemble(spans: Sequence[Span], *, block_size: int) -> Batch:
         request_rows=request_rows,
         slots=tables[request_rows, positions // block_size] * block_size + positions % block_size,
         block_tables=tables,
+        window_tables=_stack_rings(spans),
         context_lengths=starts + counts,
         query_starts=query_starts,
         num_to_verify=np.maximum(num_sampled - 1, 0),
@@ -110,6 +115,10 @@ def _check(span: Span, block_size: int) -> None:
     assert span.start + num_rows <= num_slots, (
         f"request '{span.request.id}': {num_rows} rows from position {span.start} in a table of "
         f"{num_slots} positions"
+    )
+    assert span.window is None or span.start + num_rows <= span.window.room(0), (
+        f"request '{span.request.id}': {num_rows} rows from position {span.start} in window pages "
+        f"of positions up to {span.window.room(0)}"
     )
 
 
@@ -160,3 +169,10 @@ def _stack_tables(spans: Sequence[Span]) -> Ints:
     for row, ids in enumerate(blocks):
         tables[row, : len(ids)] = ids
     return tables
+
+
+def _stack_rings(spans: Sequence[Span]) -> Ints:
+    """Rings of window pages below each other."""
+    rings = [span.window.ring for span in spans if span.window is not None]
+    assert len(rings) in (0, len(spans)), f"{len(rings)} window tables for {len(spans)} spans"
+    return np.array(rings, np.int32) if rings else np.zeros((len(spans), 0), np.int32)

@@ -1,7 +1,8 @@
-"""Accounting of the paged KV cache: which blocks are free, and which a request holds.
+"""Accounting of the paged cache: which blocks are free, and who holds the others.
 
-A block is `block_size` positions of one request. Every block is either free or in exactly one
-table; a violation is our own mistake and fails with an AssertionError that names the block.
+A block is `block_size` positions of one request. Every block is free or has holders: one table, and
+snapshots that share it. A violation is our own mistake and fails with an AssertionError that names
+the block.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks))  # ascending, hence already a heap
-        self._is_held = bytearray(num_blocks)
+        self._holders = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -48,17 +49,35 @@ class BlockPool:
         )
         blocks = [heappop(self._free) for _ in range(num_blocks)]
         for block in blocks:
-            assert not self._is_held[block], f"block {block} was free and held at once"
-            self._is_held[block] = 1
+            assert not self._holders[block], f"block {block} was free and held at once"
+            self._holders[block] = 1
         return blocks
 
-    def free(self, blocks: Sequence[int]) -> None:
-        """Give blocks back; asserts that each is held."""
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add a holder to blocks that are held; each must be freed once more."""
         for block in blocks:
-            assert 0 <= block < self.num_blocks, f"block {block} of a pool of {self.num_blocks}"
-            assert self._is_held[block], f"block {block} is freed but not held"
-            self._is_held[block] = 0
-            heappush(self._free, block)
+            self._check_held(block, "shared")
+            self._holders[block] += 1
+
+    def num_holders(self, block: int) -> int:
+        """How many hold the block; nobody may write one that more than one holds."""
+        return self._holders[block]
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one holds the block."""
+        return self._holders[block] > 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Give blocks back, each free once its last holder did; asserts that each is held."""
+        for block in blocks:
+            self._check_held(block, "freed")
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                heappush(self._free, block)
+
+    def _check_held(self, block: int, what: str) -> None:
+        assert 0 <= block < self.num_blocks, f"block {block} of a pool of {self.num_blocks}"
+        assert self._holders[block], f"block {block} is {what} but not held"
 
 
 class BlockTable:
@@ -85,18 +104,50 @@ class BlockTable:
     def grow(self, num_positions: int) -> None:
         """Hold at least `num_positions` positions; asserts that the pool has the blocks."""
         missing = self.num_missing(num_positions)
-        if missing == 0:
-            return
-        end = self._num_blocks + missing
+        if missing:
+            self._extend(self._pool.allocate(missing))
+
+    def adopt(self, blocks: Sequence[int]) -> None:
+        """Begin an empty table with blocks that others hold too."""
+        assert self._num_blocks == 0, f"adopt blocks into a table of {self._num_blocks}"
+        self._pool.share(blocks)
+        self._extend(blocks)
+
+    def _extend(self, blocks: Sequence[int]) -> None:
+        end = self._num_blocks + len(blocks)
         if end > len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros(end, np.int32)])
-        self._ids[self._num_blocks : end] = self._pool.allocate(missing)
+        self._ids[self._num_blocks : end] = blocks
         self._num_blocks = end
+
+    def shared_from(self, position: int) -> list[int]:
+        """Indices of the table's blocks from that of `position` on that others hold too."""
+        first = position // self._pool.block_size
+        later = self._ids[first : self._num_blocks].tolist()
+        return [first + i for i, block in enumerate(later) if self._pool.is_shared(block)]
+
+    def unshare(self, index: int) -> tuple[int, int]:
+        """Put a fresh block in place of a shared one; returns both, the shared one first.
+
+        The caller copies the content.
+        """
+        old = int(self._ids[index])
+        assert self._pool.is_shared(old), f"block {old} has one holder"
+        (new,) = self._pool.allocate(1)
+        self._pool.free([old])
+        self._ids[index] = new
+        return old, new
+
+    def truncate(self, num_positions: int) -> None:
+        """Give back the blocks that hold only positions from `num_positions` on."""
+        keep = self._pool.blocks_for(num_positions)
+        if keep < self._num_blocks:
+            self._pool.free(self._ids[keep : self._num_blocks].tolist())
+            self._num_blocks = keep
 
     def release(self) -> None:
         """Give all blocks back; the table is then empty and may grow again."""
-        self._pool.free(self.blocks.tolist())
-        self._num_blocks = 0
+        self.truncate(0)
 
     def slots(self, start: int, stop: int) -> NDArray[np.int32]:
         """Cache slots of positions `start` to `stop` (exclusive), int32 [stop - start].

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from types import TracebackType
@@ -21,6 +21,15 @@ from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
+from tilewright.runtime.cache import Cache, CacheSettings, WindowPages
+from tilewright.runtime.cache_layout import (
+    PAGES_DIM,
+    WINDOW,
+    CacheLayout,
+    cache_layout,
+    default_window_pages,
+)
+from tilewright.runtime.cache_memory import StateMemory
 from tilewright.runtime.devices.cpu import CpuDevice
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
@@ -31,6 +40,7 @@ from tilewright.runtime.request import FinishReason, Request
 from tilewright.runtime.sample import Sample, stacked
 from tilewright.runtime.sample_logits import SampleRules, bad_word_sequences
 from tilewright.runtime.scheduler import Scheduler
+from tilewright.runtime.step_inputs import StepInputs
 
 CACHED_CONTEXTS = 4  # full contexts the cache holds by default; pages are taken when touched
 
@@ -50,6 +60,7 @@ class Engine:
 
     `num_threads`: worker threads (default: all cores this process may use). `cache_tokens`:
     positions the cache holds (default: four full contexts; memory is taken as it fills).
+    `cache_settings`: what is kept beside, so that requests can be set back.
     """
 
     def __init__(
@@ -58,6 +69,7 @@ class Engine:
         *,
         num_threads: int | None = None,
         cache_tokens: int | None = None,
+        cache_settings: CacheSettings | None = None,
     ) -> None:
         artifact = load_artifact(path)
         self.manifest: Manifest = artifact.manifest
@@ -66,9 +78,11 @@ class Engine:
         limits = {d.name: d.upper for d in self.manifest.dims}
         self._executor = Executor(artifact, CpuDevice(num_threads))
         blocks = self._num_blocks(cache_tokens, limits["cache_blocks"])
-        self._executor.allocate_states({"cache_blocks": blocks})
+        self.layout = cache_layout(self.manifest)
+        self._inputs = StepInputs(self.manifest)
+        self._cache = self._open_cache(blocks, limits, cache_settings or CacheSettings())
         self._scheduler = Scheduler(
-            BlockPool(blocks, self.model.block_size),
+            self._cache,
             max_tokens_per_step=limits["tokens"],
             max_requests=limits["requests"],
         )
@@ -85,6 +99,28 @@ class Engine:
                 f"engine 'cache_tokens': got {cache_tokens!r}, want an int in {size}..{most * size}"
             )
         return -(-wanted // size)
+
+    def _open_cache(
+        self, blocks: int, limits: Mapping[str, int], settings: CacheSettings
+    ) -> Cache:
+        """Allocate the states, and account for their pages."""
+        layout: CacheLayout = self.layout
+        counts, window = {layout.blocks.pages_dim: blocks}, None
+        if layout.window is not None:
+            pages = default_window_pages(
+                layout,
+                tokens=limits["tokens"],
+                requests=limits["requests"],
+                retained=settings.retained,
+            )
+            pages = min(pages, limits[PAGES_DIM[WINDOW]])
+            counts[layout.window.pages_dim] = pages
+            pool = BlockPool(pages, layout.window.page_positions)
+            window = WindowPages(pool=pool, reach=layout.reach, width=layout.ring_width)
+        self._executor.allocate_states(counts)
+        memory = StateMemory(self._executor, layout)
+        pool = BlockPool(blocks, self.model.block_size)
+        return Cache(pool, window, memory=memory, settings=settings)
 
     def __enter__(self) -> Engine:
         return self
@@ -238,20 +274,7 @@ class Engine:
         return True
 
     def _execute(self, batch: Batch) -> dict[str, NDArray[np.generic]]:
-        inputs = {
-            "token_ids": batch.token_ids,
-            "positions": batch.positions,
-            "request_rows": batch.request_rows,
-            "slots": batch.slots,
-            "block_tables": batch.block_tables,
-            "logit_rows": batch.logit_rows,
-        }
-        dims = {
-            "tokens": batch.num_tokens,
-            "requests": len(batch.requests),
-            "logit_rows": batch.num_logits,
-            "request_blocks": batch.block_tables.shape[1],
-        }
+        inputs, dims = self._inputs.of(batch)
         return dict(self._executor.run(inputs, dims))
 
     def _choose(

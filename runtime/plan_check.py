@@ -17,6 +17,7 @@ from tilewright.runtime.artifact import (
     LaunchRecord,
     Manifest,
     Placement,
+    StateRecord,
     TensorRecord,
     WeightRecord,
     evaluate,
@@ -39,6 +40,8 @@ def check_manifest(manifest: Manifest) -> None:
     for kind in ("input", "output", "state", "buffer"):
         for tensor in _tensors(manifest, kind):
             _check_tensor(kind, tensor, uppers)
+    for state in manifest.states:
+        _check_state(state)
     _check_weights(manifest)
     for kernel in manifest.kernels:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", kernel.symbol):
@@ -150,6 +153,28 @@ def _check_tensor(kind: str, tensor: TensorRecord, uppers: Mapping[str, int]) ->
         _check_extent(where, extent, uppers)
     if tensor_bytes(tensor, uppers) > MAX_VALUE:
         raise ArtifactError(f"{where}: its size exceeds 2^62 bytes")
+
+
+def _check_state(state: StateRecord) -> None:
+    where = f"state '{state.name}'"
+    if state.scope not in ("block", "window"):
+        raise ArtifactError(f"{where}: scope '{state.scope}' is unknown: have block, window")
+    is_window = state.scope == "window"
+    for field, value, lower in (
+        ("positions_per_entry", state.positions_per_entry, 1),
+        ("window", state.window, int(is_window)),
+        ("group", state.group, 1),
+    ):
+        if not lower <= value <= MAX_VALUE:
+            raise ArtifactError(f"{where}: {field}: got {value}, want at least {lower}")
+    if state.window and not is_window:
+        raise ArtifactError(
+            f"{where}: window of scope {state.scope}: got {state.window} positions, want 0"
+        )
+    if state.group > max(state.window, 1):
+        raise ArtifactError(
+            f"{where}: group: got {state.group}, want at most {max(state.window, 1)}"
+        )
 
 
 def _item_types() -> str:

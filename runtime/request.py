@@ -8,6 +8,7 @@ from enum import Enum
 
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.params import SamplingParams
+from tilewright.runtime.snapshot import Snapshot
 
 
 class RequestState(Enum):
@@ -35,7 +36,8 @@ class Request:
 
     `params` is carried for the sampler and never read by the scheduler. `max_tokens` may be 0: the
     prompt is computed (for its logits) and nothing is sampled. Positions count tokens from 0, the
-    prompt first and then the output. Raises RequestError for an empty prompt.
+    prompt first and then the output. `resume`: a snapshot of its first tokens, computed on from
+    unless it was dropped by then. Raises RequestError for an empty prompt.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Request:
     max_tokens: int
     sample_index: int = 0
     wants_prompt_logits: bool = False
+    resume: Snapshot | None = None
     state: RequestState = field(default=RequestState.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     output_ids: list[int] = field(default_factory=list, init=False)

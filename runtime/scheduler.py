@@ -11,20 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.runtime.batch import Batch, Span, assemble
-from tilewright.runtime.blocks import BlockPool, BlockTable
+from tilewright.runtime.cache import Cache, Tables
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.request import FinishReason, Request, RequestState
+from tilewright.runtime.snapshot import Snapshot
 
 
 class Scheduler:
     """Cuts live requests into steps: `schedule`, compute the batch, `commit`, and again.
 
-    Between two steps at most one request is inside its prefill, and it is the latest one that holds
-    blocks. Every request that holds blocks got at least one token in some step beside the others,
-    so all decodes always fit in a step.
+    Between two steps at most one request is inside its first prefill, and it is the latest one that
+    holds pages; requests that were set back may be computed again before it. Every request that
+    holds pages got at least one token in some step beside the others, so all decodes always fit in
+    a step.
     """
 
-    def __init__(self, pool: BlockPool, *, max_tokens_per_step: int, max_requests: int) -> None:
+    def __init__(self, cache: Cache, *, max_tokens_per_step: int, max_requests: int) -> None:
         for name, limit in (
             ("max_tokens_per_step", max_tokens_per_step),
             ("max_requests", max_requests),
@@ -33,12 +35,12 @@ class Scheduler:
                 raise RequestError(
                     f"scheduler '{name}': out of range: got {limit}, want at least 1"
                 )
-        self._pool = pool
+        self._cache = cache
         self._max_tokens_per_step = max_tokens_per_step
         self._max_requests = max_requests
         self._live: dict[str, list[Request]] = {}
         self._waiting: deque[Request] = deque()  # in order of arrival, all after the running ones
-        self._running: dict[Request, BlockTable] = {}  # in order of arrival
+        self._running: dict[Request, Tables] = {}  # in order of arrival
         self._in_flight: Batch | None = None
 
     @property
@@ -47,7 +49,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks, in prefill or decode."""
+        """Requests that hold pages, in prefill or decode."""
         return len(self._running)
 
     @property
@@ -85,14 +87,14 @@ class Scheduler:
         return samples
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a live request and free its blocks; a batch in flight forgets it."""
+        """End a live request and free its pages; a batch in flight forgets it."""
         assert not request.is_finished, f"request '{request.id}' is finished already"
         samples = self._live[request.id]
         samples.remove(request)
         if not samples:
             del self._live[request.id]
         if request in self._running:
-            self._running.pop(request).release()
+            self._cache.release(self._running.pop(request))
         else:
             self._waiting.remove(request)
         request.state = RequestState.FINISHED
@@ -109,7 +111,7 @@ class Scheduler:
         if not spans:
             assert not self._live, f"no step for the live requests {list(self._live)}"
             return None
-        self._in_flight = assemble(spans, block_size=self._pool.block_size)
+        self._in_flight = assemble(spans, block_size=self._cache.blocks.block_size)
         return self._in_flight
 
     def commit(
@@ -139,6 +141,7 @@ class Scheduler:
             if request.is_finished:
                 continue
             reason = ending.get(row)
+            self._cache.settle(self._running[request], request.num_computed, lengths[row])
             _advance(request, lengths[row])
             if row in sampled and reason is not FinishReason.ERROR:
                 request.output_ids.append(sampled[row])
@@ -151,30 +154,35 @@ class Scheduler:
 
     def _check_fits(self, request: Request) -> None:
         """Refuse what the empty cache could not hold to its last token."""
-        want = self._pool.blocks_for(request.max_positions)
-        if want > self._pool.num_blocks:
+        pool = self._cache.blocks
+        want = pool.blocks_for(request.max_positions)
+        if want > pool.num_blocks:
             raise RequestError(
                 f"request '{request.id}': can never fit in the cache: got "
                 f"{len(request.prompt_ids)} prompt tokens and max_tokens {request.max_tokens} "
-                f"({want} blocks of {self._pool.block_size} positions), want at most "
-                f"{self._pool.num_blocks} blocks; shorten it or enlarge the cache"
+                f"({want} blocks of {pool.block_size} positions), want at most "
+                f"{pool.num_blocks} blocks; shorten it or enlarge the cache"
             )
 
     def _decode(self) -> list[Span]:
-        """One token of every running request, the earliest first; preempt the latest for room."""
+        """One token of every running request, the earliest first; preempt the latest for room.
+
+        Requests in prefill get room to move on, and are left to `_prefill`.
+        """
         spans = []
-        for request, table in list(self._running.items()):
-            if request.state is not RequestState.RUNNING:
-                continue  # in prefill, or preempted by an earlier one just now
-            if self._make_room(request, table):
+        for request, tables in list(self._running.items()):
+            if request.state is RequestState.WAITING:
+                continue  # preempted by an earlier one just now
+            if self._make_room(request, tables) and request.state is RequestState.RUNNING:
                 spans.append(
                     Span(
                         request=request,
-                        table=table,
+                        table=tables.blocks,
                         start=request.num_computed,
                         token_ids=request.output_ids[-1:],
                         num_logits=1,
                         num_sampled=1,
+                        window=tables.window,
                     )
                 )
         assert len(spans) <= self._max_tokens_per_step, (
@@ -182,59 +190,110 @@ class Scheduler:
         )
         return spans
 
-    def _make_room(self, request: Request, table: BlockTable) -> bool:
-        """Hold all known tokens; False if the request was itself the latest and had to go."""
-        missing = table.num_missing(request.num_tokens)
-        while missing > self._pool.num_free:
-            if self._preempt_latest() is request:
+    def _make_room(self, request: Request, tables: Tables) -> bool:
+        """Hold all known tokens, and the next one in the window. False if there is no room.
+
+        Later requests go first. A decode that is itself the latest then goes too; a prefill waits.
+        """
+        is_decode = request.state is RequestState.RUNNING
+        stop, start = _room_wanted(request), request.num_computed
+        while not self._cache.make_room(tables, start, stop=stop, window_stop=start + 1):
+            latest = next(reversed(self._running))
+            if latest is not request or is_decode:
+                self._preempt_latest()
+            if latest is request:
                 return False
-        if missing:
-            table.grow(request.num_tokens)
         return True
 
-    def _preempt_latest(self) -> Request:
-        """Free the latest request's blocks; it keeps its tokens and is computed again."""
-        request, table = self._running.popitem()
-        table.release()
+    def _preempt_latest(self) -> None:
+        """Free the latest request's pages; it keeps its tokens and is computed again."""
+        request, tables = self._running.popitem()
+        self._cache.release(tables)
         request.state = RequestState.WAITING
         request.num_computed = 0
         request.num_preemptions += 1
         self._waiting.appendleft(request)
-        return request
 
     def _prefill(self, spans: list[Span]) -> None:
-        """Spend the budget left on prefills, the unfinished one first, appending to `spans`."""
+        """Spend the budget left on prefills, the unfinished ones first, appending to `spans`."""
         budget = self._max_tokens_per_step - len(spans)
-        latest = next(reversed(self._running), None)
-        is_inside = latest is not None and latest.state is RequestState.PREFILL
+        inside = [r for r in self._running if r.state is RequestState.PREFILL]
         while budget > 0:
-            request = latest if is_inside else self._admit()
+            request = inside.pop(0) if inside else self._admit()
             if request is None:
                 return
-            stop = min(request.num_tokens, request.num_computed + budget)
-            budget -= stop - request.num_computed
-            spans.append(_cut(request, self._running[request], stop))
-            is_inside = False
+            tables, start = self._running[request], request.num_computed
+            room = self._cache.window_room(tables)
+            stop = min(request.num_tokens, start + budget)
+            stop = stop if room is None else min(stop, room)
+            if stop <= start or not self._cache.make_room(
+                tables, start, stop=_room_wanted(request), window_stop=stop
+            ):
+                return  # short of pages until others move on
+            budget -= stop - start
+            spans.append(_cut(request, tables, stop))
 
     def _admit(self) -> Request | None:
-        """Start the first waiting request if its known tokens and one more have free blocks.
+        """Start the first waiting request if its known tokens and one more have free pages.
 
         The one more keeps a request that was just preempted from coming back before a block is
         free in which it can also move on.
         """
         if not self._waiting or len(self._running) == self._max_requests:
             return None
-        request, table = self._waiting[0], BlockTable(self._pool)
-        want = min(request.num_tokens + 1, request.max_positions)
-        if table.num_missing(want) > self._pool.num_free:
+        request, tables = self._waiting[0], self._cache.open()
+        want = _room_wanted(request)
+        if not self._cache.can_begin(want):
             return None
-        table.grow(want)
+        snapshot, start = request.resume, 0
+        if request.wants_prompt_logits:
+            snapshot = None  # all its positions must be computed
+        if snapshot is not None and self._cache.resume(tables, snapshot):
+            start = snapshot.position
+        if not self._cache.make_room(tables, start, stop=want, window_stop=start + 1):
+            self._cache.release(tables)
+            return None
         request.state = RequestState.PREFILL
-        self._running[self._waiting.popleft()] = table
+        request.num_computed = start
+        self._running[self._waiting.popleft()] = tables
         return request
 
+    # --- positions in the past ------------------------------------------------------------------
 
-def _cut(request: Request, table: BlockTable, stop: int) -> Span:
+    def snapshot(self, request: Request) -> Snapshot:
+        """Keep what is computed of a running request, for another one to resume from.
+
+        The cache may drop it for room; `drop` gives it back.
+        """
+        return self._cache.snapshot(self._running[request], request.num_computed)
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot."""
+        self._cache.drop(snapshot)
+
+    def rollback(self, request: Request, position: int) -> None:
+        """Set a running request back: what was computed from `position` on never was.
+
+        Call it between two steps. Its tokens from there on, which the caller may have changed, at
+        least one, are computed again; earlier ones too if the window has moved on too far.
+        """
+        assert self._in_flight is None, "rollback while a batch is in flight"
+        assert 0 <= position <= request.num_computed and position < request.num_tokens, (
+            f"request '{request.id}': rollback to {position} of {request.num_computed} computed "
+            f"and {request.num_tokens} known"
+        )
+        request.num_computed = self._cache.rollback(self._running[request], position)
+        is_decode = request.num_computed == request.num_tokens - 1 and request.output_ids
+        request.state = RequestState.RUNNING if is_decode else RequestState.PREFILL
+
+
+def _room_wanted(request: Request) -> int:
+    """Positions a request has blocks for: its known tokens, and one more while in prefill."""
+    more = 0 if request.state is RequestState.RUNNING else 1
+    return min(request.num_tokens + more, request.max_positions)
+
+
+def _cut(request: Request, tables: Tables, stop: int) -> Span:
     """Cut the prefill of a request from its first position not computed up to `stop`."""
     start = request.num_computed
     decides = stop == request.num_tokens and request.max_tokens > 0
@@ -244,11 +303,12 @@ def _cut(request: Request, table: BlockTable, stop: int) -> Span:
         num_logits = max(stop - max(start, request.num_prompt_logits), 0)
     return Span(
         request=request,
-        table=table,
+        table=tables.blocks,
         start=start,
         token_ids=request.token_ids(start, stop),
         num_logits=num_logits,
         num_sampled=1 if decides else 0,
+        window=tables.window,
     )
 
 

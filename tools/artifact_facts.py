@@ -23,6 +23,7 @@ from tilewright.runtime.artifact import (
 )
 from tilewright.runtime.plan_check import bucket_limits, tensor_bytes
 from tilewright.targets.registry import TARGETS, resolve
+from tilewright.tools.cache_facts import cache_facts
 
 PLAUSIBLE_CONTEXT = 512  # positions per request where a roofline time needs some
 
@@ -140,9 +141,6 @@ def memory_facts(manifest: Manifest) -> dict[str, Any]:
         row = formats.setdefault(weight.format, {"tensors": 0, "bytes": 0})
         row["tensors"] += 1
         row["bytes"] += weight.num_bytes
-    per_block = sum(tensor_bytes(s, {"cache_blocks": 1}) for s in manifest.states)
-    model = manifest.model
-    blocks = -(-model.max_context // model.block_size)
     largest: dict[str, int] = {}
     for bucket in manifest.buckets:
         for t in (*manifest.inputs, *manifest.outputs):
@@ -151,10 +149,7 @@ def memory_facts(manifest: Manifest) -> dict[str, Any]:
     return {
         "weights": dict(sorted(formats.items())),
         "weights_bytes": manifest.weights_bytes,
-        "cache_bytes_per_token": per_block // model.block_size,
-        "cache_block_size": model.block_size,
-        "max_context": model.max_context,
-        "cache_bytes_per_full_context": per_block * blocks,
+        **cache_facts(manifest),
         "inputs_and_outputs_bytes": dict(sorted(largest.items())),
         "buckets": [
             {

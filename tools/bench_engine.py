@@ -11,23 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilewright.runtime import Engine, SamplingParams
 from tilewright.runtime.artifact import KernelRecord, LaunchRecord, Manifest, WeightRecord, evaluate
+from tilewright.runtime.cache_layout import cache_layout, ring_pages
 from tilewright.runtime.executor import Executor
-from tilewright.runtime.plan_check import tensor_bytes
+from tilewright.tools.plain_step import Step, plain_step
 
-Inputs = Mapping[str, NDArray[np.int32]]
 _GREEDY = 0.0
-
-
-@dataclass(frozen=True)
-class Step:
-    """Inputs and dims of one executor step."""
-
-    inputs: Inputs
-    dims: Mapping[str, int]
 
 
 def prompt_ids(count: int, vocab_size: int, *, salt: int = 0) -> list[int]:
@@ -42,27 +33,11 @@ def make_step(manifest: Manifest, *, requests: int, start: int, tokens: int) -> 
 
     One row of logits per request, as in serving.
     """
-    size = manifest.model.block_size
-    blocks = -(-(start + tokens) // size)
-    positions = np.tile(np.arange(start, start + tokens, dtype=np.int32), requests)
-    rows = np.repeat(np.arange(requests, dtype=np.int32), tokens)
-    tables = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
     ids = prompt_ids(requests * tokens, manifest.model.vocab_size)
-    inputs = {
-        "token_ids": np.array(ids, np.int32),
-        "positions": positions,
-        "request_rows": rows,
-        "slots": tables[rows, positions // size] * size + positions % size,
-        "block_tables": tables,
-        "logit_rows": (np.arange(requests, dtype=np.int32) + 1) * tokens - 1,
-    }
-    dims = {
-        "tokens": requests * tokens,
-        "requests": requests,
-        "logit_rows": requests,
-        "request_blocks": blocks,
-    }
-    return Step(inputs, dims)
+    layout, pages = cache_layout(manifest), None
+    if layout.window is not None:
+        pages = ring_pages(layout.reach, tokens, layout.window.page_positions)
+    return plain_step(manifest, ids, requests=requests, start=start, window_pages=pages)
 
 
 def prefill_steps(manifest: Manifest, tokens: int) -> list[Step]:
@@ -166,6 +141,5 @@ class CostTable:
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:
-    """Return the bytes that one position takes in all block-wise states together."""
-    per_block = sum(tensor_bytes(s, {"cache_blocks": 1}) for s in manifest.states)
-    return per_block // manifest.model.block_size
+    """Return the bytes by which every position lets the cache grow, rounded down."""
+    return int(cache_layout(manifest).bytes_per_token)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.runtime.executor import Executor
-from tilewright.tools.bench_engine import CostTable, Step
+from tilewright.tools.bench_engine import CostTable
+from tilewright.tools.plain_step import Step
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,17 @@ def _memory_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         f"  a full context of {facts['max_context']} tokens: "
         f"{facts['cache_bytes_per_full_context']} bytes"
     )
+    for row in facts["states"]:
+        yield (
+            f"  {len(row['states'])} states of {row['format']}, {row['scope']}: "
+            f"{row['bytes_per_position']:g} bytes a position"
+        )
+    if window := facts["window"]:
+        yield (
+            f"window {window['bytes_per_sequence']} bytes a sequence, "
+            f"{window['pages_per_sequence']} pages of {window['page_positions']} tokens; "
+            f"a snapshot copies {window['snapshot_bytes']} bytes"
+        )
     yield "inputs and outputs, largest"
     for name, size in facts["inputs_and_outputs_bytes"].items():
         yield f"  {name}: {size} bytes"

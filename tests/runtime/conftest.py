@@ -120,7 +120,7 @@ def manifest() -> dict[str, Any]:
         "schedule": {}, "flops": ["mul", "tokens", 8], "num_bytes": 0,
     }  # fmt: skip
     return {
-        "format": 1, "abi": "tvm-ffi/1", "version": "0.1.0", "mode": "deterministic",
+        "format": 2, "abi": "tvm-ffi/1", "version": "0.1.0", "mode": "deterministic",
         "dtype": "f32", "invariance": "proven", "numerics_digest": "", "compile_config": {},
         "target": {"name": "cpu", "variant": "x86-64", "features": [], "compiler": "g++",
                    "flags": []},
@@ -132,7 +132,8 @@ def manifest() -> dict[str, Any]:
         "inputs": [{"name": "x", "dtype": "f32", "shape": ["tokens", 8]},
                    {"name": "slots", "dtype": "i32", "shape": ["tokens"]}],
         "outputs": [{"name": "y", "dtype": "f32", "shape": ["tokens", 8]}],
-        "states": [{"name": "sums", "dtype": "f32", "shape": ["slots", 8]}],
+        "states": [{"name": "sums", "dtype": "f32", "shape": ["slots", 8], "format": "f32",
+                    "scope": "block", "positions_per_entry": 1, "window": 0, "group": 1}],
         "buffers": [{"name": "h", "dtype": "f32", "shape": ["tokens", 8]}],
         "weights": [{"name": "w", "format": "f32", "shape": [8], "layout": "row_major",
                      "offset": 64, "num_bytes": 32}],

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 
 from tilewright.runtime.batch import Batch, Span, assemble
 from tilewright.runtime.blocks import BlockPool, BlockTable
+from tilewright.runtime.cache import Cache
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.params import SamplingParams
 from tilewright.runtime.request import FinishReason, Request, RequestState
@@ -141,7 +142,7 @@ def check_layout(batch: Batch, block_size: int) -> None:
 def check_blocks(scheduler: Scheduler, pool: BlockPool) -> None:
     """Every block is free or in exactly one table."""
     tables = scheduler._running.values()
-    blocks = [block for table in tables for block in table.blocks.tolist()]
+    blocks = [block for table in tables for block in table.blocks.blocks.tolist()]
     assert len(blocks) == len(set(blocks)), "a block is in two tables"
     assert sorted(blocks + pool._free) == list(range(pool.num_blocks))
 
@@ -180,7 +181,7 @@ def make_pair(
     *, num_blocks: int, block_size: int = 4, max_tokens: int, max_requests: int = 8
 ) -> tuple[Scheduler, Device]:
     pool = BlockPool(num_blocks, block_size)
-    scheduler = Scheduler(pool, max_tokens_per_step=max_tokens, max_requests=max_requests)
+    scheduler = Scheduler(Cache(pool), max_tokens_per_step=max_tokens, max_requests=max_requests)
     return scheduler, Device(pool, max_tokens)
 
 
@@ -202,7 +203,7 @@ class Traffic(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks, block_size)
         self.max_requests = max_requests
         self.scheduler = Scheduler(
-            self.pool, max_tokens_per_step=max_tokens, max_requests=max_requests
+            Cache(self.pool), max_tokens_per_step=max_tokens, max_requests=max_requests
         )
         self.device = Device(self.pool, max_tokens)
 
@@ -598,7 +599,7 @@ def test_samples_are_added_all_or_none() -> None:
 )
 def test_bad_limits_are_refused(limits: dict[str, int], message: str) -> None:
     with pytest.raises(RequestError) as error:
-        Scheduler(BlockPool(4, 4), **limits)
+        Scheduler(Cache(BlockPool(4, 4)), **limits)
     assert str(error.value) == message
 
 

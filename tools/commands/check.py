@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -109,24 +109,14 @@ def _run(
     spans: Sequence[tuple[int, int]], watch: LaunchCheck,
 ) -> None:  # fmt: skip
     """Run the prompt and greedy decodes after it, as one request with its own blocks in order."""
-    import numpy as np
+    from tilewright.tools.plain_step import page_dims, plain_step
 
-    size = artifact.manifest.model.block_size
-    blocks = -(-(spans[-1][0] + 1) // size)
-    executor.allocate_states({"cache_blocks": blocks})
+    manifest = artifact.manifest
+    executor.allocate_states(page_dims(manifest, positions=spans[-1][0] + 1))
     tokens = list(prompt)
     for start, count in spans:
-        positions = np.arange(start, start + count, dtype=np.int32)
-        inputs: dict[str, Any] = {
-            "token_ids": np.array(tokens[start : start + count], np.int32),
-            "positions": positions,
-            "request_rows": np.zeros(count, np.int32),
-            "slots": positions,
-            "block_tables": np.arange(blocks, dtype=np.int32)[None],
-            "logit_rows": np.arange(count, dtype=np.int32),
-        }
-        dims = {"tokens": count, "requests": 1, "logit_rows": count, "request_blocks": blocks}
-        outputs = executor.observe(inputs, dims, watch)
+        step = plain_step(manifest, tokens[start : start + count], start=start, all_logits=True)
+        outputs = executor.observe(step.inputs, step.dims, watch)
         if start + count >= len(tokens):
             tokens.append(int(outputs["argmax"][-1]))
 

@@ -1,0 +1,260 @@
+"""The cache of all requests: blocks for what lives as long as a request, window pages for its
+newest positions, and snapshots. Every page is free or held; one with two holders is never written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tilewright.runtime.blocks import BlockPool, BlockTable
+from tilewright.runtime.cache_layout import ring_pages
+from tilewright.runtime.errors import RequestError
+from tilewright.runtime.snapshot import CacheMemory, Snapshot, first_row
+from tilewright.runtime.window import WindowTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings:
+    """What is kept so that requests can be set back; no setting changes output.
+
+    `retained`: positions by which a request can be set back without computing any again.
+    `snapshot_interval`: positions between snapshots of a running request, 0 for none;
+    `snapshots_kept`: how many of them, the newest, each request has. Only models with window
+    states need either.
+    """
+
+    retained: int = 16
+    snapshot_interval: int = 256
+    snapshots_kept: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("retained", "snapshot_interval", "snapshots_kept"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= 1 << 24:
+                raise RequestError(
+                    f"cache setting '{name}': got {value!r}, want an int in 0..{1 << 24}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPages:
+    """The pool of window pages. `reach`: positions a token may look back, itself included.
+
+    `width`: pages in a row of the window tables.
+    """
+
+    pool: BlockPool
+    reach: int
+    width: int
+
+
+@dataclass(eq=False, slots=True)
+class Tables:
+    """What one request holds: its blocks, its window pages, and snapshots, oldest first."""
+
+    blocks: BlockTable
+    window: WindowTable | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+
+class Cache:
+    """Hands out tables, makes room in them, takes and restores snapshots.
+
+    `memory` is what snapshots and shared blocks copy from and to; without it there are none.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockPool,
+        window: WindowPages | None = None,
+        *,
+        memory: CacheMemory | None = None,
+        settings: CacheSettings | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.window = window
+        self.settings = settings or CacheSettings()
+        self._memory = memory
+        self._snapshots: dict[Snapshot, None] = {}  # least recently used first
+        self._pins: Counter[int] = Counter()  # by block, the snapshots that hold it
+        self._kept = 0  # window pages a request holds between steps, at most
+        if window is not None:
+            reach = window.reach + self.settings.retained
+            self._kept = ring_pages(reach, 1, window.pool.block_size)
+            if window.pool.num_blocks < self._kept:
+                raise RequestError(
+                    f"cache 'window pages': too few for one request: got "
+                    f"{window.pool.num_blocks}, want at least {self._kept}"
+                )
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """All that are kept, least recently used first."""
+        return tuple(self._snapshots)
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def open(self) -> Tables:
+        """Return empty tables."""
+        pages = self.window
+        window = WindowTable(pages.pool, pages.width) if pages is not None else None
+        return Tables(BlockTable(self.blocks), window)
+
+    def make_room(self, tables: Tables, start: int, *, stop: int, window_stop: int) -> bool:
+        """Hold blocks up to `stop` and window pages up to `window_stop` for writing from `start`.
+
+        Drops snapshots of which blocks are wanted. Returns False, with nothing held, if the pools
+        are short all the same.
+        """
+        table, window = tables.blocks, tables.window
+        if window is not None:
+            assert self.window is not None
+            if window.num_missing(window_stop) > self.window.pool.num_free:
+                return False
+        while self._blocks_missing(table, start, stop) > self.blocks.num_free:
+            if not self._drop_for(table.blocks[start // self.blocks.block_size :].tolist()):
+                return False
+        shared = table.shared_from(start) if self._snapshots else []
+        if shared:
+            assert self._memory is not None, "a shared block and no memory"
+            self._memory.copy_blocks([table.unshare(index) for index in shared])
+        table.grow(stop)
+        if window is not None:
+            window.grow(window_stop)
+        return True
+
+    def _blocks_missing(self, table: BlockTable, start: int, stop: int) -> int:
+        return table.num_missing(stop) + (len(table.shared_from(start)) if self._snapshots else 0)
+
+    def window_room(self, tables: Tables) -> int | None:
+        """Positions up to which window pages could be held now; None if there is no limit."""
+        if tables.window is None or self.window is None:
+            return None
+        return tables.window.room(self.window.pool.num_free)
+
+    def can_begin(self, num_positions: int) -> bool:
+        """Whether a new request of `num_positions` positions could decode in the window pages."""
+        if self.window is None:
+            return True
+        pool = self.window.pool
+        return min(pool.blocks_for(num_positions), self._kept) <= pool.num_free
+
+    def settle(self, tables: Tables, start: int, stop: int) -> None:
+        """Take what became due while positions `start` to `stop` were computed; give back pages
+        that nobody reads again."""
+        if self.window is None or tables.window is None:
+            return
+        for position in self._due(start, stop):
+            self._keep(tables, self.snapshot(tables, position))
+        tables.window.release_before(stop - self.settings.retained - self.window.reach + 1)
+
+    def _due(self, start: int, stop: int) -> Iterator[int]:
+        interval, kept = self.settings.snapshot_interval, self.settings.snapshots_kept
+        if interval and kept and self._memory is not None:
+            due = range(start // interval * interval + interval, stop + 1, interval)
+            yield from due[-kept:]
+
+    def _keep(self, tables: Tables, snapshot: Snapshot) -> None:
+        tables.snapshots.append(snapshot)
+        while len(tables.snapshots) > self.settings.snapshots_kept:
+            self.drop(tables.snapshots.pop(0))
+
+    def release(self, tables: Tables) -> None:
+        """Give back all that a request holds, its snapshots too."""
+        self._drop_from(tables, 0)
+        tables.blocks.release()
+        if tables.window is not None:
+            tables.window.restart(0)
+
+    # --- snapshots ------------------------------------------------------------------------------
+
+    def snapshot(self, tables: Tables, position: int) -> Snapshot:
+        """Keep the first `position` positions of a request; the caller may drop it.
+
+        The window pages must still hold the rows that are read from there on.
+        """
+        assert self._memory is not None, "a snapshot and no memory"
+        rows = {}
+        for state in self._memory.window_states if tables.window else ():
+            assert tables.window is not None
+            slots = tables.window.slots(first_row(state, position), position)
+            rows[state.name] = self._memory.read_rows(state.name, slots)
+        blocks = tables.blocks.blocks[: self.blocks.blocks_for(position)].tolist()
+        self.blocks.share(blocks)
+        self._pins.update(blocks)
+        made = Snapshot(position, tuple(blocks), rows)
+        self._snapshots[made] = None
+        return made
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot; one that is dropped already stays so."""
+        if snapshot.is_dropped:
+            return
+        del self._snapshots[snapshot]
+        self.blocks.free(snapshot.blocks)
+        self._pins.subtract(snapshot.blocks)
+        snapshot.is_dropped = True
+        snapshot.rows = {}
+
+    def _drop_for(self, wanted: list[int]) -> bool:
+        """Drop the least recently used snapshot that gives blocks back, or shares one of those
+        `wanted` for writing; False if there is none."""
+        for snapshot in self._snapshots:
+            sole = (self.blocks.num_holders(b) == self._pins[b] for b in snapshot.blocks)
+            if any(sole) or not set(wanted).isdisjoint(snapshot.blocks):
+                self.drop(snapshot)
+                return True
+        return False
+
+    def _drop_from(self, tables: Tables, position: int) -> None:
+        """Drop a request's own snapshots at `position` or later."""
+        for snapshot in tables.snapshots:
+            if snapshot.position >= position:
+                self.drop(snapshot)
+        tables.snapshots = [s for s in tables.snapshots if not s.is_dropped]
+
+    def resume(self, tables: Tables, snapshot: Snapshot) -> bool:
+        """Begin empty tables with a snapshot; False, with nothing done, if it was dropped or there
+        are no window pages for it."""
+        if snapshot.is_dropped or not self._restore_window(tables, snapshot):
+            return False
+        tables.blocks.adopt(snapshot.blocks)
+        return True
+
+    def rollback(self, tables: Tables, position: int) -> int:
+        """Forget positions from `position` on; returns the position to compute on from.
+
+        That is `position` where the window still holds what a token there reads, else that of the
+        nearest snapshot, or 0.
+        """
+        self._drop_from(tables, position + 1)
+        if self.window is None or tables.window is None:
+            tables.blocks.truncate(position)
+            return position
+        if tables.window.start <= max(position - self.window.reach + 1, 0):
+            tables.window.truncate(position)
+        else:
+            near = tables.snapshots[-1] if tables.snapshots else None
+            tables.window.restart(0)
+            is_restored = near is not None and self._restore_window(tables, near)
+            position = near.position if near is not None and is_restored else 0
+        tables.blocks.truncate(position)
+        return position
+
+    def _restore_window(self, tables: Tables, snapshot: Snapshot) -> bool:
+        """Put a snapshot's rows into fresh window pages; False if the pool has too few."""
+        self._snapshots[snapshot] = self._snapshots.pop(snapshot)  # used just now
+        if self.window is None or tables.window is None:
+            return True
+        assert self._memory is not None, "a snapshot and no memory"
+        tables.window.restart(max(snapshot.position - self.window.reach + 1, 0))
+        if tables.window.num_missing(snapshot.position) > self.window.pool.num_free:
+            tables.window.restart(0)
+            return False
+        tables.window.grow(snapshot.position)
+        for state in self._memory.window_states:
+            slots = tables.window.slots(first_row(state, snapshot.position), snapshot.position)
+            self._memory.write_rows(state.name, slots, snapshot.rows[state.name])
+        return True

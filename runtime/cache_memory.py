@@ -1,0 +1,51 @@
+"""Copies between the states of an executor and snapshots, where states are host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.runtime.cache_layout import CacheLayout
+from tilewright.runtime.snapshot import Rows
+
+Slots = NDArray[Any]
+
+
+class LiveStates(Protocol):
+    """What holds the states."""
+
+    def state(self, name: str) -> NDArray[Any]:
+        """Return a state's live memory."""
+
+
+class StateMemory:
+    """The states of both pools as arrays `[pages, .., entries, width]`."""
+
+    def __init__(self, holder: LiveStates, layout: CacheLayout) -> None:
+        self._holder = holder
+        self._block_states = layout.blocks.states
+        self.window_states = layout.window.states if layout.window else ()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (from, to) in every state of scope block."""
+        for state in self._block_states:
+            array = self._holder.state(state.name)
+            for source, target in pairs:
+                array[target] = array[source]
+
+    def read_rows(self, state: str, slots: Slots) -> Rows:
+        """Return a copy of the rows in `slots`, one row each."""
+        rows, pages, entries = self._locate(state, slots)
+        return np.array(rows[pages, entries])
+
+    def write_rows(self, state: str, slots: Slots, rows: Rows) -> None:
+        """Store such rows in `slots`."""
+        found, pages, entries = self._locate(state, slots)
+        found[pages, entries] = rows
+
+    def _locate(self, state: str, slots: Slots) -> tuple[NDArray[Any], Slots, Slots]:
+        array = np.moveaxis(self._holder.state(state), -2, 1)  # entries after pages
+        return array, *np.divmod(slots, array.shape[1])
