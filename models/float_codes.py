@@ -22,8 +22,9 @@ def _e4m3_table() -> Single:
 
 def _e8m0_table() -> Single:
     """2^(code - 127); 255 is NaN."""
-    table: Single = np.exp2(np.arange(256) - 127.0).astype(np.float32)
-    table[255] = np.nan
+    exponents = np.arange(256) - 127.0
+    exponents[255] = np.nan
+    table: Single = np.exp2(exponents).astype(np.float32)
     return table
 
 

@@ -167,7 +167,7 @@ def _top_k(c: RowCall) -> list[str]:
 # --- quantisation -------------------------------------------------------------------------------
 
 _CODES = {
-    ("fp8_e4m3", "ue8m0"): "tw::fp8",
+    ("fp8_e4m3", "ue8m0"): "tw::mxfp8",
     ("fp4_e2m1", "ue8m0"): "tw::mxfp4",
     ("fp4_e2m1", "fp8_e4m3"): "tw::nvfp4",
 }

@@ -6,7 +6,7 @@
 //   tw_pack<F, N, G, TAIL>(x, row)       the packed row of x, whose values are y
 //   tw_pack_values<F, N, G, TAIL>(y, row)   a packed row whose values are exactly y
 //
-// F is tw::fp8 (e4m3 codes, scale a power of two), tw::mxfp4 (e2m1 codes, likewise) or tw::nvfp4 (e2m1 codes,
+// F is tw::mxfp8 (e4m3 codes, scale a power of two), tw::mxfp4 (e2m1 codes, likewise) or tw::nvfp4 (e2m1 codes,
 // scale e4m3). A group that holds NaN becomes NaN; so does one with an infinity where scales are powers of two.
 #pragma once
 #include "tw_vec.h"
@@ -59,7 +59,7 @@ static TW_INLINE float power_of_two_at_least(float x) {
   return f32_from_bits((exponent < 255u ? exponent : 255u) << 23);
 }
 
-struct fp8 {
+struct mxfp8 {
   static constexpr int BITS = 8;
   static constexpr bool SEARCH = false;
   static TW_INLINE float scale(float most) {
