@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.graph.dims import Dim, product
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows
+from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows, rows_at
 from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import I32, TensorType
 
@@ -61,7 +61,7 @@ def index_scores(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     entry = torch.arange(int(count.max()), device=positions.device).expand(len(positions), -1)
     entry = entry.where(entry < count[:, None], -1)
     slots = entry_slots(entry, rows, tables, keys.shape[1])
-    found = keys.flatten(0, 1)[slots.clamp_min(0)].to(q.dtype)
+    found = rows_at(keys, slots).to(q.dtype)
     found = found.masked_fill((slots < 0)[..., None], 0.0)
     scores = torch.einsum("th,thn->tn", w, torch.einsum("thd,tnd->thn", q, found).relu())
     return scores.masked_fill(slots < 0, -torch.inf)

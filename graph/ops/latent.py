@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.graph.dims import Dim, product
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows
+from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows, rows_at
 from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import F32, I32, TensorType
 
@@ -71,17 +71,13 @@ def _window_slots(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return entry_slots(where, rows, tables, entries.shape[1])
 
 
-def _rows(state: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return state.flatten(0, 1)[slots.clamp_min(0)].to(dtype)
-
-
 def _mix(
     q: torch.Tensor, keys: torch.Tensor, absent: torch.Tensor, sink: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Softmax with a sink over keys [tokens, n, width]; an absent entry adds nothing."""
     import torch
 
-    keys = keys.masked_fill(absent[..., None], 0.0)
+    keys = keys.to(q.dtype).masked_fill(absent[..., None], 0.0)
     scores = torch.einsum("thd,tnd->thn", q, keys) * scale
     scores = scores.masked_fill(absent[:, None], -torch.inf)
     column = sink.to(q.dtype)[None, :, None].expand(q.shape[0], -1, 1)
@@ -92,7 +88,7 @@ def _mix(
 def _attend_window(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     q, entries, sink = inputs[0], inputs[1], inputs[5]
     slots = _window_slots(inputs, attrs)
-    return _mix(q, _rows(entries, slots, q.dtype), slots < 0, sink, float(str(attrs["scale"])))
+    return _mix(q, rows_at(entries, slots), slots < 0, sink, float(str(attrs["scale"])))
 
 
 def _attend_entries(
@@ -103,7 +99,7 @@ def _attend_entries(
     q, entries, rows, sink, compressed, tables = (inputs[i] for i in (0, 1, 3, 5, 6, 7))
     window = _window_slots(inputs, attrs)
     slots = entry_slots(chosen, rows, tables, compressed.shape[1])
-    keys = torch.cat((_rows(entries, window, q.dtype), _rows(compressed, slots, q.dtype)), 1)
+    keys = torch.cat((rows_at(entries, window), rows_at(compressed, slots)), 1)
     absent = torch.cat((window, slots), 1) < 0
     return _mix(q, keys, absent, sink, float(str(attrs["scale"])))
 

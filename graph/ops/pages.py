@@ -43,6 +43,15 @@ def entry_slots(
     return slots.where(entries >= 0, -1)
 
 
+def rows_at(state: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Rows [.., width] of a state at slots [..]; slot -1 gives some row.
+
+    One index_select, whose gradient adds rows up without sorting them first.
+    """
+    flat = state.flatten(0, 1).index_select(0, slots.clamp_min(0).flatten())
+    return flat.reshape(*slots.shape, state.shape[2])
+
+
 def _int(attrs: Attrs, name: str) -> int:
     value = attrs[name]
     assert isinstance(value, int)
@@ -166,7 +175,7 @@ def _pool(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     count = ratio * (2 if overlap else 1)
     where = positions[mine, None] - torch.arange(count - 1, -1, -1, device=positions.device)
     slots = entry_slots(where.clamp_min(-1), rows[mine], tables, values.shape[1])
-    k, g = (s.flatten(0, 1)[slots.clamp_min(0)] for s in (values, gates))
+    k, g = (rows_at(s, slots) for s in (values, gates))
     if overlap:  # the older half of the slots uses the first series, the newer half the second
         k = torch.cat((k[:, :ratio, :width], k[:, ratio:, width:]), 1)
         g = torch.cat((g[:, :ratio, :width], g[:, ratio:, width:]), 1)

@@ -19,7 +19,7 @@ from tilewright.graph.dims import evaluate
 from tilewright.tools.small.corpus import Corpus, Ids, windows
 from tilewright.tools.small.weights import rounded
 
-BALANCE_RATE = 1e-3  # step of a router bias towards an even load, per batch
+BALANCE_RATE = 5e-3  # step of a router bias towards an even load, per batch
 Report = Callable[[dict[str, float]], None]
 
 
@@ -33,7 +33,6 @@ class Settings:
     learning_rate: float
     weight_decay: float = 0.1
     warmup: float = 0.02
-    dropout_tokens: float = 0.0
     seed: int = 0
 
 
