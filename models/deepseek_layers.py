@@ -83,12 +83,12 @@ def queries(w: Layer, latent: Value, *, unit: bool) -> Value:
     return w.round(rotate(b, w.step.rotary(w.rope, sizes.width), q))
 
 
-def store_window(w: Layer, h: Value, layer: int, target: ElementType) -> Value:
+def store_window(w: Layer, h: Value, label: str, target: ElementType) -> Value:
     """Store this step's keys, which are also the values; return the window state."""
     sizes = w.c.attention
     kv = w.norm(w.project(h, "attn.wkv", sizes.width), "attn.kv_norm")
     kv = rotate(w.b, w.step.rotary(w.rope, sizes.width), kv, flat=True)
-    state = w.step.window_state(f"window.{layer}", w.state_type(target), sizes.width, sizes.window)
+    state = w.step.window_state(f"window.{label}", w.state_type(target), sizes.width, sizes.window)
     return w.step.append_window(state, w.cached(kv, target))
 
 

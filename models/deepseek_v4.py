@@ -74,8 +74,10 @@ def _hash_layers(config: Mapping[str, Any], num_layers: int) -> int:
     return found
 
 
-def build(name: str, c: V4Config, formats: Formats, limits: Limits) -> Graph:
-    """Return the graph of one step."""
+def build(
+    name: str, c: V4Config, formats: Formats, limits: Limits, *, expose_streams: bool = False
+) -> Graph:
+    """Return the graph of one step; with `expose_streams` the draft layer's input is an output."""
     b = GraphBuilder(name)
     step = declare_paged_step(b, limits, max(c.attention.window, 2 * CSA, *c.ratios))
     streams = b.op("repeat_streams", embed(b, c, formats, step.token_ids), streams=c.hyper.streams)
@@ -83,39 +85,41 @@ def build(name: str, c: V4Config, formats: Formats, limits: Limits) -> Graph:
         with b.scope(f"layers.{i}"):
             rope = c.compress_rope if c.ratios[i] else c.rope
             w = Layer(b, f"layers.{i}", c, formats, step, rope)
-            streams = block(w, streams, i, c.ratios[i], hashed=i < c.num_hash_layers)
+            streams = block(w, streams, str(i), c.ratios[i], hashed=i < c.num_hash_layers)
+    if expose_streams:
+        b.output("streams", streams)
     last = b.op("gather_rows", streams, step.logit_rows)
     top = Layer(b, "", c, formats, step, c.rope)
     head(b, c, formats, head_collapse(top, last, "hc_head"), "norm.weight")
     return b.build()
 
 
-def block(w: Layer, streams: Value, layer: int, ratio: int, *, hashed: bool) -> Value:
+def block(w: Layer, streams: Value, label: str, ratio: int, *, hashed: bool) -> Value:
     """One layer on the streams [tokens, n, hidden]."""
     mixed = mix(w, streams, "attn")
     h = w.norm(collapse(w, streams, mixed), "attn_norm")
-    streams = update(w, streams, attention(w, h, layer, ratio), mixed)
+    streams = update(w, streams, attention(w, h, label, ratio), mixed)
     mixed = mix(w, streams, "ffn")
     h = w.norm(collapse(w, streams, mixed), "ffn_norm")
     return update(w, streams, feed_forward(w, h, hashed=hashed), mixed)
 
 
-def attention(w: Layer, h: Value, layer: int, ratio: int) -> Value:
+def attention(w: Layer, h: Value, label: str, ratio: int) -> Value:
     """Attention of one layer: [tokens, hidden] -> [tokens, hidden]."""
     sizes, step = w.c.attention, w.step
     latent = query_latent(w, h)
     q = queries(w, latent, unit=True)
-    window = store_window(w, h, layer, cache_format(sizes.rope_width))
+    window = store_window(w, h, label, cache_format(sizes.rope_width))
     operands = attend_operands(w, q, window)
     attrs = {"scale": sizes.width**-0.5, "window": sizes.window}
     if not ratio:
         return project_output(w, w.b.op("attend_window", *operands, **attrs))
-    entries = _store_entries(w, h, layer, ratio)
+    entries = _store_entries(w, h, label, ratio)
     operands = (*operands, entries, step.block_tables)
     if ratio == HCA:
         mixed = w.b.op("attend_compressed", *operands, ratio=ratio, **attrs)
     else:
-        mixed = w.b.op("attend_selected", *operands, _select(w, h, latent, layer, ratio), **attrs)
+        mixed = w.b.op("attend_selected", *operands, _select(w, h, latent, label, ratio), **attrs)
     return project_output(w, mixed)
 
 
@@ -124,24 +128,24 @@ def cache_format(rope_width: int) -> Any:
     return element_type(f"fp8_e4m3[g=64,axis=1,scale=ue8m0,tail={rope_width}xbf16]")
 
 
-def _store_entries(w: Layer, h: Value, layer: int, ratio: int) -> Value:
+def _store_entries(w: Layer, h: Value, label: str, ratio: int) -> Value:
     """Compress, rotate by the window's first position, store: the compressed state."""
     sizes = w.c.attention
-    pooled = _compressed(w, h, "attn.compressor", sizes.width, f"{layer}", ratio)
+    pooled = _compressed(w, h, "attn.compressor", sizes.width, label, ratio)
     rotary = w.step.rotary(w.rope, sizes.width, back=ratio - 1)
     target = cache_format(sizes.rope_width)
     rows = w.cached(rotate(w.b, rotary, pooled, flat=True), target)
-    state = w.step.context_state(f"entries.{layer}", w.state_type(target), sizes.width, ratio)
+    state = w.step.context_state(f"entries.{label}", w.state_type(target), sizes.width, ratio)
     return w.step.append_context(state, rows, ratio)
 
 
-def _select(w: Layer, h: Value, latent: Value, layer: int, ratio: int) -> Value:
+def _select(w: Layer, h: Value, latent: Value, label: str, ratio: int) -> Value:
     """Store this step's index keys and choose the entries each token attends to."""
     sizes = w.c.index
-    pooled = _compressed(w, h, "attn.indexer.compressor", sizes.width, f"{layer}.index", ratio)
+    pooled = _compressed(w, h, "attn.indexer.compressor", sizes.width, f"{label}.index", ratio)
     rotary = w.step.rotary(w.rope, sizes.width, back=ratio - 1)
     keys = index_rounded(w, rotate(w.b, rotary, pooled, flat=True), spread=True)
-    state = w.step.context_state(f"index.{layer}", w.state_type(MXFP4), sizes.width, ratio)
+    state = w.step.context_state(f"index.{label}", w.state_type(MXFP4), sizes.width, ratio)
     state = w.step.append_context(state, keys, ratio)
     q, weights = index_queries(w, latent, spread=True), index_weights(w, h)
     operands = (q, weights, state, *w.step.context_operands())

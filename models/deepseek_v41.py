@@ -215,7 +215,7 @@ def attention(
     sizes, ratio = c.attention, c.ratios[layer]
     latent = query_latent(w, h)
     q = queries(w, latent, unit=False)
-    operands = attend_operands(w, q, store_window(w, h, layer, WINDOW_FORMAT))
+    operands = attend_operands(w, q, store_window(w, h, str(layer), WINDOW_FORMAT))
     attrs = {"scale": sizes.width**-0.5, "window": sizes.window}
     if not ratio:
         return project_output(w, w.b.op("attend_window", *operands, **attrs)), published

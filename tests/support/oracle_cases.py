@@ -101,9 +101,9 @@ def v41_case(seed: int, compressed_ids: int) -> Case:
     )
     # nemo-automodel does not normalise the weight of a single expert; the released code does.
     config["num_experts_per_tok"] = max(2, config["num_experts_per_tok"])
-    length = r.choice((1, 4, 11, 30, 70, 90, 140)) if seed else 300
+    length = r.choice((1, 4, 11, 30, 50, 70, 90)) if seed else 300
     tokens = [r.randrange(3, 240) for _ in range(length)]
-    return Case(config, tokens, chunkings(r, length, stepwise=seed % 3 == 0))
+    return Case(config, tokens, chunkings(r, length, stepwise=length < 80))
 
 
 def randomise(named: Mapping[str, torch.Tensor], seed: int, experts: int, per_token: int) -> None:
