@@ -16,7 +16,7 @@ def norm(x: torch.Tensor, w: torch.Tensor | float, eps: float) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, width: int, theta: float, *, inverse: bool = False) -> torch.Tensor:
-    """Turn the last `width` columns of x [tokens, .., columns], pair by pair, as complex numbers."""
+    """Turn the last `width` columns of x [tokens, .., columns], pair by pair."""
     angle = torch.arange(x.shape[0])[:, None] * theta ** (-torch.arange(0, width, 2) / width)
     turn = torch.polar(torch.ones_like(angle), -angle if inverse else angle)
     pairs = torch.view_as_complex(x[..., -width:].reshape(*x.shape[:-1], -1, 2).contiguous())
