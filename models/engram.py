@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, normalizers
@@ -81,15 +82,11 @@ def bucket_primes(sizes: EngramSizes) -> dict[int, tuple[int, ...]]:
         for _ in range(sizes.grams - 1):
             last = sizes.buckets - 1
             for _ in range(sizes.heads):
-                last = next(n for n in _from(last + 1) if n not in used and _is_prime(n))
+                last = next(n for n in count(last + 1) if n not in used and _is_prime(n))
                 used.add(last)
                 primes.append(last)
         found[layer] = tuple(primes)
     return found
-
-
-def _from(start: int) -> range:
-    return range(start, 2 * start + 4)  # there is a prime below twice any number
 
 
 def _is_prime(n: int) -> bool:
