@@ -34,7 +34,7 @@ from tilewright.models.engram import EngramSizes, append_history, bucket_primes,
 from tilewright.models.hyper_connections import collapse, mix, update
 from tilewright.models.layers import Formats, Limits
 from tilewright.models.llama import positive
-from tilewright.models.paged_step import declare_paged_step, rotate
+from tilewright.models.paged_step import PagedStep, declare_paged_step, declare_tail, rotate
 
 WINDOW_FORMAT = element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]")
 ENTRY_FORMAT = element_type("fp4_e2m1[g=16,axis=1,scale=fp8_e4m3]")
@@ -51,12 +51,18 @@ class Candidates:
 
 @dataclass(frozen=True)
 class V41Config(DeepseekConfig):
-    """Which layers publish: KV sources are index sources too."""
+    """Which layers publish: KV sources are index sources too.
+
+    With `replay_tokens` a step runs the layers from `tail_layer` on for chosen rows alone: in a
+    prompt its last `replay_tokens`, whose windows begin at the first of them. An approximation.
+    """
 
     kv_sources: tuple[int, ...] = ()
     index_sources: tuple[int, ...] = ()
     candidates: Candidates | None = None
     engram: EngramSizes | None = None
+    replay_tokens: int | None = None
+    tail_layer: int | None = None  # the last KV source if not given
 
 
 @dataclass(frozen=True)
@@ -178,21 +184,67 @@ def build(name: str, c: V41Config, formats: Formats, limits: Limits) -> Graph:
         history = append_history(step, c.engram, c.vocab_size)
     pre: Value | None = None
     published: Published | None = None
+    tail_layer = first_of_tail(c)
     for i in range(*c.layers):
         with b.scope(f"layers.{i}"):
-            w = Layer(
-                b, f"layers.{i}", c, formats, step, c.compress_rope if c.ratios[i] else c.rope
-            )
+            rope = c.compress_rope if c.ratios[i] else c.rope
+            w = Layer(b, f"layers.{i}", c, formats, step, rope)
             if history is not None and c.engram and i in c.engram.layers:
                 streams = engram(w, streams, history, c.engram, i, primes[i])
+            if i == tail_layer and pre is not None:
+                step, streams, pre, published = narrow(w, c, streams, pre, published, i)
+                w = replace(w, step=step)
             streams, pre, published = block(w, c, streams, pre, published, i)
-    top = Layer(b, "", c, formats, step, c.rope)
-    last = b.op("gather_rows", streams, step.logit_rows)
     assert pre is not None
-    head(
-        b, c, formats, collapse(top, last, b.op("gather_rows", pre, step.logit_rows)), "norm.weight"
-    )
+    last, pre = (b.op("gather_rows", x, step.logit_rows) for x in (streams, pre))
+    collapsed = collapse(Layer(b, "", c, formats, step, c.rope), last, pre)
+    head(b, c, formats, collapsed, "norm.weight")
     return b.build()
+
+
+def first_of_tail(c: V41Config) -> int | None:
+    """The layer from which on a step may run fewer rows; None if all layers run all.
+
+    Raises VerifyError where the settings do not fit.
+    """
+    tokens = c.replay_tokens
+    if tokens is None:
+        return None
+    if tokens % 2 or tokens < c.attention.window:
+        raise VerifyError(
+            f"setting 'replay_tokens': got {tokens}, want an even number of at least the window, "
+            f"{c.attention.window}"
+        )
+    layer = c.tail_layer if c.tail_layer is not None else max(c.kv_sources, default=0)
+    known = c.kv_sources and c.kv_sources[-1] <= layer < c.layers[1] and layer > c.layers[0]
+    if not known:
+        raise VerifyError(
+            f"setting 'tail_layer': got {layer}, want a layer of {c.layers[0]}:{c.layers[1]} "
+            f"from the last KV source of {list(c.kv_sources)} on"
+        )
+    return layer
+
+
+def narrow(
+    w: Layer, c: V41Config, streams: Value, pre: Value, published: Published | None, layer: int
+) -> tuple[PagedStep, Value, Value, Published | None]:
+    """Go on with fewer rows; what `layer` publishes comes from all of them."""
+    b = w.b
+    if layer in c.kv_sources:
+        h = w.norm(collapse(w, streams, pre), "attn_norm")
+        published = publish(w, h, layer, c.ratios[layer])
+    step, rows = declare_tail(w.step)
+
+    def kept(x: Value) -> Value:
+        return b.op("gather_rows", x, rows)
+
+    if published is not None and published.selected is not None:
+        published = replace(
+            published,
+            selected=kept(published.selected),
+            blocks=kept(published.blocks) if published.blocks is not None else None,
+        )
+    return step, kept(streams), kept(pre), published
 
 
 def block(
@@ -219,7 +271,7 @@ def attention(
     attrs = {"scale": sizes.width**-0.5, "window": sizes.window}
     if not ratio:
         return project_output(w, w.b.op("attend_window", *operands, **attrs)), published
-    if layer in c.kv_sources:
+    if layer in c.kv_sources and (published is None or published.layer != layer):
         published = publish(w, h, layer, ratio)
     if published is None:
         raise VerifyError(

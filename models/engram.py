@@ -109,7 +109,7 @@ def engram(
     b, n, width = w.b, w.c.hyper.streams, w.c.hidden_size
     factors = multipliers(layer, sizes)
     rows = b.op(
-        "ngram_rows", history, *w.step.window_operands(),
+        "ngram_rows", history, *w.step.history_operands(),
         multipliers=factors, primes=tuple(primes), pad=sizes.pad,
     )  # fmt: skip
     table = w.tensor("engram.embed.weight", sizes.rows[sizes.layers.index(layer)], sizes.width)

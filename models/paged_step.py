@@ -7,7 +7,7 @@ their positions are older than the largest window. Both tables are rings of page
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright.graph import Dim, GraphBuilder, Role, Value
 from tilewright.graph.errors import VerifyError
@@ -26,6 +26,8 @@ class PagedStep:
     block_tables: Value
     window_tables: Value
     logit_rows: Value
+    history_tables: Value
+    window_positions: Value
     cache_blocks: Dim
     window_blocks: Dim
     limits: Limits
@@ -34,7 +36,11 @@ class PagedStep:
 
     def window_operands(self) -> tuple[Value, Value, Value]:
         """Positions, requests and tables of the window pool, as ops take them."""
-        return self.positions, self.request_rows, self.window_tables
+        return self.window_positions, self.request_rows, self.window_tables
+
+    def history_operands(self) -> tuple[Value, Value, Value]:
+        """The same for states that every token of a text writes, also in a tail."""
+        return self.positions, self.request_rows, self.history_tables
 
     def context_operands(self) -> tuple[Value, Value, Value]:
         """Positions, requests and tables of the pool that keeps everything."""
@@ -117,18 +123,47 @@ def declare_paged_step(b: GraphBuilder, limits: Limits, window: int) -> PagedSte
     blocks = b.dim("request_blocks", Role.CONTEXT, upper=pages)
     held = -(-(limits.max_tokens + window) // limits.window_page) + 1
     windows = b.dim("request_window_blocks", Role.CONTEXT, upper=held)
+    positions = b.input("positions", I32, tokens)
+    token_ids, request_rows = (b.input(n, I32, tokens) for n in ("token_ids", "request_rows"))
+    window_tables = b.input("window_tables", I32, requests, windows)
     return PagedStep(
         b=b,
-        token_ids=b.input("token_ids", I32, tokens),
-        positions=b.input("positions", I32, tokens),
-        request_rows=b.input("request_rows", I32, tokens),
+        token_ids=token_ids,
+        positions=positions,
+        request_rows=request_rows,
         block_tables=b.input("block_tables", I32, requests, blocks),
-        window_tables=b.input("window_tables", I32, requests, windows),
+        window_tables=window_tables,
         logit_rows=b.input("logit_rows", I32, rows),
+        history_tables=window_tables,
+        window_positions=positions,
         cache_blocks=b.dim("cache_blocks", Role.BATCH, upper=limits.max_cache_blocks),
         window_blocks=b.dim("window_blocks", Role.BATCH, upper=limits.max_cache_blocks),
         limits=limits,
     )
+
+
+def declare_tail(step: PagedStep) -> tuple[PagedStep, Value]:
+    """Declare which rows of the step go on (input `tail_rows`), and return the step of these.
+
+    Their windows are counted from the first row of a request that ever went on: its position is 0
+    in `tail_window_positions`, and `tail_window_tables` are rings of pages of the window pool by
+    those. `logit_rows` then count rows of the tail.
+    """
+    b, limits = step.b, step.limits
+    tail = b.dim("tail", Role.BATCH, lower=0, upper=limits.max_tokens)
+    requests, windows = step.window_tables.type.shape
+    rows = b.input("tail_rows", I32, tail)
+    narrowed = replace(
+        step,
+        token_ids=b.op("gather_rows", step.token_ids, rows, name="tail_token_ids"),
+        positions=b.op("gather_rows", step.positions, rows, name="tail_positions"),
+        request_rows=b.op("gather_rows", step.request_rows, rows, name="tail_request_rows"),
+        window_tables=b.input("tail_window_tables", I32, requests, windows),
+        window_positions=b.input("tail_window_positions", I32, tail),
+        made={},
+        rotaries={},
+    )
+    return narrowed, rows
 
 
 def rotate(

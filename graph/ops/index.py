@@ -58,7 +58,8 @@ def index_scores(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
 
     q, w, keys, positions, rows, tables = inputs[:6]
     count = (positions + 1) // _attr(attrs, "ratio")
-    entry = torch.arange(int(count.max()), device=positions.device).expand(len(positions), -1)
+    most = int(count.max()) if len(count) else 0
+    entry = torch.arange(most, device=positions.device).expand(len(positions), -1)
     entry = entry.where(entry < count[:, None], -1)
     slots = entry_slots(entry, rows, tables, keys.shape[1])
     found = rows_at(keys, slots).to(q.dtype)

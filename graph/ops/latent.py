@@ -109,7 +109,8 @@ def _attend_all(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
 
     positions = inputs[2]
     count = (positions + 1) // int(str(attrs["ratio"]))
-    entry = torch.arange(int(count.max()), device=positions.device).expand(len(positions), -1)
+    most = int(count.max()) if len(count) else 0
+    entry = torch.arange(most, device=positions.device).expand(len(positions), -1)
     return _attend_entries(inputs, attrs, entry.where(entry < count[:, None], -1))
 
 

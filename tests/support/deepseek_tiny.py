@@ -30,7 +30,7 @@ V41: Mapping[str, Any] = {
     "num_hidden_layers": 8, "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0],
     "rms_norm_eps": 1e-20, "kv_source_layer_ids": [1, 4], "index_source_layer_ids": [1, 3, 4, 6],
     "candidate_source_layer_id": 4, "candidate_topk_blocks": 3, "candidate_block_size": 4,
-    "engram_layer_ids": [0, 3], "engram_num_embeddings": [199, 317], "engram_max_ngram_size": 3,
+    "engram_layer_ids": [0, 3], "engram_num_embeddings": [184, 258], "engram_max_ngram_size": 3,
     "engram_vocab_size": 40, "engram_n_heads": 2, "engram_head_dim": 16, "engram_pad_token_id": 2,
     "engram_compressed_vocab_size": 50, "num_nextn_predict_layers": 3, "pad_token_id": 2,
 }
