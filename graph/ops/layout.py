@@ -126,7 +126,7 @@ def _rotate_pairs(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     if attrs["pairing"] == "half":
         a, b = x.chunk(2, -1)
         return torch.cat((-b, a), -1)
-    pairs = x.unflatten(-1, (x.shape[-1] // 2, 2))
+    pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
     return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
 
 

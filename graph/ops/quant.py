@@ -53,7 +53,7 @@ def quantise_dequantise(x: torch.Tensor, target: BlockFormat) -> torch.Tensor:
         coded = x[..., : x.shape[-1] - target.tail].float()
         width, group = coded.shape[-1], target.block[1]
         padded = torch.nn.functional.pad(coded, (0, -width % group))
-        groups = padded.unflatten(-1, (padded.shape[-1] // group, group))
+        groups = padded.reshape(*coded.shape[:-1], padded.shape[-1] // group, group)
         rule = _rule(target)
         assert rule is not None
         rounded = rule(groups).flatten(-2)[..., :width]
@@ -153,7 +153,7 @@ def _hadamard(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     (x,) = inputs
     width, stride = x.shape[-1], 1
     while stride < width:
-        pairs = x.unflatten(-1, (width // (2 * stride), 2, stride))
+        pairs = x.reshape(*x.shape[:-1], width // (2 * stride), 2, stride)
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         x = torch.stack((a + b, a - b), -2).flatten(-3)
         stride *= 2

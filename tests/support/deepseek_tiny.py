@@ -67,3 +67,9 @@ def drawn_tensors(graph: Graph, seed: int, *, ids_below: int) -> dict[str, torch
                 drawn_ids(name, shape, ids_below, seed) if whole else drawn(name, shape, seed)
             )
     return found
+
+
+def golden_tokens(count: int) -> list[int]:
+    """The text of the golden vectors."""
+    random = np.random.default_rng(11)
+    return [int(t) for t in random.integers(3, 66, count)]
