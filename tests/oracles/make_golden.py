@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.deepseek_tiny import V4, V41, drawn_tensors, golden_tokens
 
+from support.deepseek_tiny import V4, V41, drawn_tensors, golden_tokens
 from tilewright.graph import Graph
 from tilewright.graph.types import F32
 from tilewright.models import deepseek_v4, deepseek_v41
