@@ -192,21 +192,40 @@ static TW_NOINLINE void slab_dequantise(const float* value, const row_tile<R>& r
     for (int p = 0; p < P; ++p) store(acc + (r * P + p) * 16, total[r][p]);
 }
 
+// The sums of a group stay in registers; a row's total is in memory between groups.
 template <class W, int R, int P, int64_t K_BLOCK>
 static TW_NOINLINE void slab_factored(const float* value, const float* scale, const row_tile<R>& rows,
-                                    int64_t k0, int64_t count, bool first, float* acc) {
+                                      int64_t k0, int64_t count, bool first, float* acc) {
+  const float* a[R];
+  TW_UNROLL(16)
+  for (int r = 0; r < R; ++r) a[r] = rows.a[r] + k0;
   for (int64_t g = 0; g < count / W::GROUP; ++g) {
-    v16 part[R * P];
-    slab_dequantise<R, P, K_BLOCK>(value + g * W::GROUP * 16, rows, k0 + g * W::GROUP, W::GROUP, true,
-                                      (float*)part);
+    v16 part[R][P];
+    TW_UNROLL(16)
     for (int r = 0; r < R; ++r)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) part[r][p] = zero();
+    TW_UNROLL(4)
+    for (int k = g * W::GROUP; k < (g + 1) * W::GROUP; ++k) {
+      v16 w[P];
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) w[p] = load(value + (p * K_BLOCK + k) * 16);
+      TW_UNROLL(16)
+      for (int r = 0; r < R; ++r) {
+        const v16 x = set1(a[r][k]);
+        TW_UNROLL(4)
+        for (int p = 0; p < P; ++p) part[r][p] = fma(x, w[p], part[r][p]);
+      }
+    }
+    TW_UNROLL(16)
+    for (int r = 0; r < R; ++r)
+      TW_UNROLL(4)
       for (int p = 0; p < P; ++p) {
         const float* s = scale + (p * (K_BLOCK / W::GROUP) + g) * 32;
         float* out = acc + (r * P + p) * 16;
         v16 total = first && g == 0 ? zero() : load(out);
-        total = fma(load(s), load((const float*)&part[r * P + p]), total);
-        if (W::HAS_MIN)
-          total = fma(load(s + 16), set1(rows.sums[r][k0 / W::GROUP + g]), total);
+        total = fma(load(s), part[r][p], total);
+        if (W::HAS_MIN) total = fma(load(s + 16), set1(rows.sums[r][k0 / W::GROUP + g]), total);
         store(out, total);
       }
   }

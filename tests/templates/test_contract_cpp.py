@@ -479,7 +479,7 @@ def program(format: str, k: int, kernels: tuple[str, ...]) -> str:
     return source(format, k, kernels) + text.replace("* K", f"* {k}").replace("CALLS", calls)
 
 
-@pytest.mark.parametrize(("format", "k"), [("q4_1", 96), ("q8_0", 96)])
+@pytest.mark.parametrize(("format", "k"), [("q4_1", 96), ("q8_0", 96), ("fp8", 96), ("fp4", 96)])
 def test_neon_gives_the_bits_of_avx2(format: str, k: int, tmp_path: Path) -> None:
     if not (shutil.which(ARM[0]) and shutil.which("qemu-aarch64")):
         pytest.skip(f"needs {ARM[0]} and qemu-aarch64")
@@ -497,11 +497,14 @@ def test_neon_gives_the_bits_of_avx2(format: str, k: int, tmp_path: Path) -> Non
         assert_same_bits(np.concatenate((y, z), 1), wanted(format, k, name[0]), name)
 
 
-@pytest.mark.parametrize("march", ["-march=x86-64-v4", "-march=cooperlake"])
-def test_avx512_compiles(march: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("march", "format"),
+    [("-march=x86-64-v4", "q8_0"), ("-march=x86-64-v4", "fp8"), ("-march=cooperlake", "fp4")],
+)
+def test_avx512_compiles(march: str, format: str, tmp_path: Path) -> None:
     if not shutil.which("g++"):
         pytest.skip("needs g++")
     # GCC 12 warns of a variable in its own AVX-512 header.
     flags = ("-c", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-    text = source("q8_0", 96, ("a_s3", "c_g3"))
+    text = source(format, 96, ("a_s3", "c_g3"))
     build(tmp_path, ("g++", march), text, flags, tmp_path / "unit.o")
