@@ -161,7 +161,7 @@ def _row_chain(b: GraphBuilder) -> None:
 
 def _row_cousins(b: GraphBuilder) -> None:
     rows = b.dim("rows", Role.BATCH)
-    x = b.input("x", F32, rows, 32)
+    x = b.linear(b.input("x", F32, rows, 32), b.weight("w", F32, 32, 32))
     b.output("y", b.op("top_k_values", x, k=2))
     b.output("z", b.op("hadamard", x))
 
