@@ -144,6 +144,16 @@ def _views_keep_rows(p: Partition, name: str) -> bool:
     return True
 
 
+def _join_reader(p: Partition, gid: int) -> Iterator[frozenset[int]]:
+    """A row group and its only reader. Before groups with many readers gather them: a table row
+    that one layer reads shall be made in that layer's kernel, not in one with all layers' rows."""
+    users = p.users(gid) if p.kind(gid) == "row" else []
+    if len(users) == 1 and p.kind(users[0]) == "row":
+        pair = frozenset((gid, *users))
+        if _same_rows(p, pair):
+            yield pair
+
+
 def _join_consumers(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     """A row group and all its readers, where its values then need no buffer."""
     if p.kind(gid) != "row":
@@ -241,6 +251,7 @@ def _only_reader(p: Partition, gid: int, kind: str) -> int | None:
 RULES = (
     Rule("horizontal_contract", _horizontal, "contractions of one activation share a kernel"),
     Rule("epilogue", _epilogue, "elementwise ops join the contraction or attention they follow"),
+    Rule("join_reader", _join_reader, "a row kernel joins its only reader"),
     Rule("join_consumers", _join_consumers, "a row kernel joins all its readers"),
     Rule("row_siblings", _siblings, "row kernels between the same neighbours become one"),
     Rule("contract_prologue", _contract_prologue, "a row kernel joins the contraction it feeds"),
