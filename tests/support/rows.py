@@ -88,7 +88,7 @@ def paged_step(graph: Graph, rows: int, seed: int, *, requests: int = 3, pages: 
     r = np.random.default_rng(seed)
     dims = {"tokens": rows, "requests": requests, "logit_rows": rows}
     dims |= dict.fromkeys(_RINGS.values(), pages) | dict.fromkeys(_PAGES, requests * pages)
-    used = {d.name: dims[d.name] for d in graph.dims}
+    used = {d.name: min(dims[d.name], d.upper) for d in graph.dims}
     per_request = np.array_split(np.arange(rows), requests)
     positions, owner = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
     for request, mine in enumerate(per_request):
@@ -98,8 +98,9 @@ def paged_step(graph: Graph, rows: int, seed: int, *, requests: int = 3, pages: 
     if rows > 4:
         positions[-1] = -1
     known = {"positions": positions, "request_rows": owner, "logit_rows": np.arange(rows)}
-    for name in _RINGS:
-        known[name] = r.permutation(requests * pages).reshape(requests, pages)
+    for name, ring in _RINGS.items():
+        held = used.get(ring, pages)
+        known[name] = r.permutation(requests * pages).reshape(requests, pages)[:, :held]
     known = {name: array.astype(np.int32) for name, array in known.items()}
     inputs = {}
     for declared in graph.inputs:
