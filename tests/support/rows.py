@@ -92,7 +92,7 @@ def paged_step(graph: Graph, rows: int, seed: int, *, requests: int = 3, pages: 
     per_request = np.array_split(np.arange(rows), requests)
     positions, owner = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
     for request, mine in enumerate(per_request):
-        start = int(r.integers(0, 40))
+        start = int(r.integers(121, 127) if request == 1 else r.integers(0, 40))  # 127 is passed
         positions[mine] = start + np.arange(len(mine))
         owner[mine] = request
     if rows > 4:
