@@ -144,6 +144,16 @@ def _views_keep_rows(p: Partition, name: str) -> bool:
     return True
 
 
+def _join_reader(p: Partition, gid: int) -> Iterator[frozenset[int]]:
+    """A row group and its only reader. Before groups with many readers gather them: a table row
+    that one layer reads shall be made in that layer's kernel, not in one with all layers' rows."""
+    users = p.users(gid) if p.kind(gid) == "row" else []
+    if len(users) == 1 and p.kind(users[0]) == "row":
+        pair = frozenset((gid, *users))
+        if _same_rows(p, pair):
+            yield pair
+
+
 def _join_consumers(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     """A row group and all its readers, where its values then need no buffer."""
     if p.kind(gid) != "row":
@@ -160,21 +170,20 @@ def _join_consumers(p: Partition, gid: int) -> Iterator[frozenset[int]]:
 def _siblings(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     """Row groups between the same two neighbours: one launch instead of several."""
     users = set(p.users(gid))
-    yield from (pair for pair, other in _rows_beside(p, gid) if users & set(p.users(other)))
+    for other in _rows_beside(p, gid):
+        pair = frozenset((gid, other))
+        if users & set(p.users(other)) and _same_rows(p, pair):
+            yield pair
 
 
-def _rows_beside(p: Partition, gid: int) -> Iterator[tuple[frozenset[int], int]]:
-    """Row groups that read what this row group reads, an input or a value of the same kernel, and
-    that it could be one kernel with."""
+def _rows_beside(p: Partition, gid: int) -> Iterator[int]:
+    """Row groups that read a value of a kernel this row group reads too, but those that could never
+    be one with it."""
     if p.kind(gid) != "row":
         return
-    given = {p.root(i) for n in p.nodes(gid) for i in n.inputs} & p.inputs
-    readers = [p.group[r] for value in sorted(given) for r in p.readers[value]]
-    beside = [u for source in p.sources(gid) for u in p.users(source)] + sorted(readers)
-    for other in dict.fromkeys(beside):
-        pair = frozenset((gid, other))
-        if other != gid and p.kind(other) == "row" and _same_rows(p, pair):
-            yield pair, other
+    for other in dict.fromkeys(u for source in p.sources(gid) for u in p.users(source)):
+        if other != gid and p.kind(other) == "row" and not p.apart(gid, other):
+            yield other
 
 
 def _row_chain(p: Partition, gid: int) -> Iterator[frozenset[int]]:
@@ -183,13 +192,14 @@ def _row_chain(p: Partition, gid: int) -> Iterator[frozenset[int]]:
         return
     for user in p.users(gid):
         pair = frozenset((gid, user))
-        if p.kind(user) == "row" and _same_rows(p, pair):
+        if p.kind(user) == "row" and not p.apart(gid, user) and _same_rows(p, pair):
             yield pair
 
 
 def _row_cousins(p: Partition, gid: int) -> Iterator[frozenset[int]]:
     """Row groups after the same kernel, whoever reads them."""
-    yield from (pair for pair, _ in _rows_beside(p, gid))
+    pairs = (frozenset((gid, other)) for other in _rows_beside(p, gid))
+    yield from (pair for pair in pairs if _same_rows(p, pair))
 
 
 _PROLOGUE_KINDS = (Kind.ELEMENTWISE, Kind.REDUCE, Kind.LAYOUT, Kind.GATHER, Kind.ROW)
@@ -233,7 +243,7 @@ def _only_reader(p: Partition, gid: int, kind: str) -> int | None:
     if len(users) != 1 or p.kind(users[0]) != kind or len(p.stored(p.members[gid])) != 1:
         return None
     (value,) = p.stored(p.members[gid])
-    if value in {p.root(v) for v in p.graph.output_values}:
+    if value in p.kept:
         return None
     return users[0]
 
@@ -241,6 +251,7 @@ def _only_reader(p: Partition, gid: int, kind: str) -> int | None:
 RULES = (
     Rule("horizontal_contract", _horizontal, "contractions of one activation share a kernel"),
     Rule("epilogue", _epilogue, "elementwise ops join the contraction or attention they follow"),
+    Rule("join_reader", _join_reader, "a row kernel joins its only reader"),
     Rule("join_consumers", _join_consumers, "a row kernel joins all its readers"),
     Rule("row_siblings", _siblings, "row kernels between the same neighbours become one"),
     Rule("contract_prologue", _contract_prologue, "a row kernel joins the contraction it feeds"),

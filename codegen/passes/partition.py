@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
 
 from tilewright.graph import Graph, Group, Node
 from tilewright.graph.dims import Dim
@@ -23,13 +26,35 @@ class Applied:
     nodes: tuple[str, ...]
 
 
+class Reach(NamedTuple):
+    """Nodes of a group, those before and those after them, as bits of one int."""
+
+    own: int
+    before: int
+    after: int
+
+
+def _reaches(graph: Graph, index: Mapping[str, int]) -> dict[int, Reach]:
+    """Return the reach of every node, views left out: they are in no group."""
+    own = {n.name: 0 if n.op in VIEWS else 1 << index[n.name] for n in graph.nodes}
+    before: dict[str, int] = {}
+    after = dict.fromkeys(own, 0)
+    for node in graph.nodes:
+        found = [before[i] | own[i] for i in node.inputs if i in own]
+        before[node.name] = reduce(or_, found, 0)
+    for node in reversed(graph.nodes):
+        for name in node.inputs:
+            if name in own:
+                after[name] |= after[node.name] | own[node.name]
+    return {index[name]: Reach(own[name], before[name], after[name]) for name in own}
+
+
 class Partition:
     """Groups by id (the index of their first node). Ids change only by merging."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.index = {n.name: i for i, n in enumerate(graph.nodes)}
-        self.inputs = frozenset(i.name for i in graph.inputs)
         self.group: dict[str, int] = {}
         self.members: dict[int, tuple[str, ...]] = {}
         self.applied: list[Applied] = []
@@ -41,6 +66,8 @@ class Partition:
                 gid = self.index[node.name]
                 self.group[node.name], self.members[gid] = gid, (node.name,)
         self.readers = self._readers()
+        self.kept = frozenset(self.root(v) for v in graph.output_values)
+        self._reach = _reaches(graph, self.index)
         self._kinds: dict[int, tuple[str, ...]] = {
             gid: (kind_of(graph.node[names[0]]),) for gid, names in self.members.items()
         }
@@ -93,11 +120,10 @@ class Partition:
     def stored(self, members: Iterable[str]) -> list[str]:
         """Values of `members` that must exist outside of a kernel that computes them."""
         inside = set(members)
-        kept = {self.root(v) for v in self.graph.output_values}
         return [
             name
             for name in members
-            if name in kept or any(r not in inside for r in self.readers.get(name, ()))
+            if name in self.kept or any(r not in inside for r in self.readers.get(name, ()))
         ]
 
     def joined(self, ids: Iterable[int]) -> tuple[str, ...]:
@@ -119,6 +145,15 @@ class Partition:
                     todo.append(user)
         return True
 
+    def apart(self, one: int, other: int) -> bool:
+        """Say whether a node outside of both groups lies on a path between them: never one kernel.
+
+        Quick, and enough to spare most pairs the search that `merge` does.
+        """
+        a, b = self._reach[one], self._reach[other]
+        between = a.after & b.before | b.after & a.before
+        return bool(between & ~(a.own | b.own))
+
     def merge(self, ids: Iterable[int], rule: str) -> bool:
         """Join groups unless that would make a cycle; say whether it was done."""
         chosen = frozenset(ids)
@@ -126,9 +161,11 @@ class Partition:
             return False
         names = self.joined(chosen)
         kinds = tuple(k for gid in sorted(chosen) for k in self._kinds[gid])
+        reach = [self._reach.pop(gid) for gid in chosen]
         for gid in chosen:
             del self.members[gid], self._kinds[gid]
         gid = self.index[names[0]]
+        self._reach[gid] = Reach(*(reduce(or_, part) for part in zip(*reach, strict=True)))
         self.members[gid], self._kinds[gid] = names, kinds
         self.group.update(dict.fromkeys(names, gid))
         self.applied.append(Applied(rule, names))

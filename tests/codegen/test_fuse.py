@@ -112,6 +112,16 @@ def _epilogue(b: GraphBuilder) -> None:
     b.output("y", b.cast(b.silu(z) * y, BF16))
 
 
+def _join_reader(b: GraphBuilder) -> None:
+    """One index is read by two table rows, each of which belongs to the kernel that adds it."""
+    rows = b.dim("rows", Role.BATCH)
+    x, ids = b.input("x", F32, rows, 32), b.op("modulo", b.input("i", I32, rows), divisor=4)
+    for layer in ("a", "b"):
+        table = b.op("embedding", ids, b.weight(f"{layer}.table", F32, 4, 32))
+        x = b.linear(b.op("hadamard", x + table), b.weight(f"{layer}.w", F32, 32, 32))
+    b.output("y", x)
+
+
 def _join_consumers(b: GraphBuilder) -> None:
     x = b.input("x", F32, b.dim("rows", Role.BATCH), 32)
     y = b.op("exp", x)
@@ -161,7 +171,7 @@ def _row_chain(b: GraphBuilder) -> None:
 
 def _row_cousins(b: GraphBuilder) -> None:
     rows = b.dim("rows", Role.BATCH)
-    x = b.input("x", F32, rows, 32)
+    x = b.linear(b.input("x", F32, rows, 32), b.weight("w", F32, 32, 32))
     b.output("y", b.op("top_k_values", x, k=2))
     b.output("z", b.op("hadamard", x))
 
@@ -169,6 +179,7 @@ def _row_cousins(b: GraphBuilder) -> None:
 EXAMPLES: dict[str, Build] = {
     "horizontal_contract": _horizontal_contract,
     "epilogue": _epilogue,
+    "join_reader": _join_reader,
     "join_consumers": _join_consumers,
     "row_siblings": _row_siblings,
     "contract_prologue": _contract_prologue,

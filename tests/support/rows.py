@@ -50,7 +50,7 @@ def run_compiled(
     dtypes = {i.name: str(i.type.dtype) for i in graph.inputs}
     states = {s.name: s.type for s in graph.states}
     with Executor(load_artifact(path), CpuDevice(threads), poison=True) as executor:
-        executor.allocate_states({"cache_blocks": step.dims["cache_blocks"]})
+        executor.allocate_states({d: n for d, n in step.dims.items() if d in _PAGES})
         for name, value in step.states.items():
             kind = states[name].dtype
             if isinstance(kind, BlockFormat):
@@ -78,22 +78,30 @@ def run_expected(
     )
 
 
+_RINGS = {"tables": "ring", "block_tables": "request_blocks",
+          "window_tables": "request_window_blocks"}  # fmt: skip
+_PAGES = ("cache_blocks", "window_blocks")
+
+
 def paged_step(graph: Graph, rows: int, seed: int, *, requests: int = 3, pages: int = 8) -> Step:
     """Tokens of several requests at their own positions, some of them padding; full states."""
     r = np.random.default_rng(seed)
-    blocks = requests * pages
-    dims = {"tokens": rows, "requests": requests, "ring": pages, "cache_blocks": blocks}
-    used = {d.name: dims[d.name] for d in graph.dims}
+    dims = {"tokens": rows, "requests": requests, "logit_rows": rows}
+    dims |= dict.fromkeys(_RINGS.values(), pages) | dict.fromkeys(_PAGES, requests * pages)
+    used = {d.name: min(dims[d.name], d.upper) for d in graph.dims}
     per_request = np.array_split(np.arange(rows), requests)
     positions, owner = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
     for request, mine in enumerate(per_request):
-        start = int(r.integers(0, 40))
+        start = int(r.integers(121, 127) if request == 1 else r.integers(0, 40))  # 127 is passed
         positions[mine] = start + np.arange(len(mine))
         owner[mine] = request
     if rows > 4:
         positions[-1] = -1
-    tables = r.permutation(blocks).reshape(requests, pages).astype(np.int32)
-    known = {"positions": positions, "request_rows": owner, "tables": tables}
+    known = {"positions": positions, "request_rows": owner, "logit_rows": np.arange(rows)}
+    for name, ring in _RINGS.items():
+        held = used.get(ring, pages)
+        known[name] = r.permutation(requests * pages).reshape(requests, pages)[:, :held]
+    known = {name: array.astype(np.int32) for name, array in known.items()}
     inputs = {}
     for declared in graph.inputs:
         shape = [evaluate(d, used) for d in declared.type.shape]

@@ -62,6 +62,8 @@ class RandomWeights:
             case "fp8_e4m3" | "fp4_e2m1":
                 assert isinstance(type_.dtype, BlockFormat)
                 return draw_floats(r, type_.dtype, shape)
+            case "i32":
+                return Unpacked(values=r.integers(0, 5, shape).astype(np.int32))
         values = r.standard_normal(shape) * scale * np.exp2(exponents)
         values = values + (1.0 if len(shape) == 1 and "norm" in name else 0.0)
         tensor = torch.from_numpy(values.astype(np.float32))
