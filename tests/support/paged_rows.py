@@ -51,7 +51,8 @@ def bf16_values(bits: Array) -> NDArray[np.float32]:
 
 
 def random_rows(
-    rng: np.random.Generator, name: str, pages: int, entries: int, width: int, *, whole: bool = False
+    rng: np.random.Generator, name: str, pages: int, entries: int, width: int, *,
+    whole: bool = False,
 ) -> Rows:
     """Rows of ordinary size; with `whole` the values are small integers, so that sums are exact."""
     kind, shape = format_of(name), (pages, entries, width)

@@ -1,4 +1,4 @@
-"""Latent attention on the CPU: accuracy against the fp64 reference; bits depend on the token alone."""
+"""Latent attention on the CPU: close to the fp64 reference; bits depend on the token alone."""
 
 from __future__ import annotations
 
@@ -310,7 +310,10 @@ def test_any_shape(kernel_cache: Path, data: st.DataObject) -> None:
         entry_format=draw("f32", "bf16", "nvfp4", "mxfp4"), chunk=draw(1, 16, 31),
         epilogue=data.draw(st.booleans()),
     )  # fmt: skip
-    made = Kernels(build(p), quick_target(), kernel_cache, rows=draw(4, 64), picked=(0, 7), chunk=p.chunk)
+    rows = draw(4, 64)
+    made = Kernels(
+        build(p), quick_target(), kernel_cache, rows=rows, picked=(0, 7), chunk=p.chunk
+    )
     spans = data.draw(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1,
                                max_size=4))  # fmt: skip
     step = make_step(p, spans, seed=data.draw(st.integers(0, 99)))
