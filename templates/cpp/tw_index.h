@@ -135,7 +135,7 @@ struct select_launch {
     return low;
   }
 
-  void load_token(int64_t token, scratch& s) const {
+  TW_NOINLINE void load_token(int64_t token, scratch& s) const {
     if (s.token == token) return;
     s.token = token;
     for (int64_t p = 0; p < Z::HEAD_PANELS; ++p) {
@@ -160,7 +160,7 @@ struct select_launch {
     return {P::tables(*args) + P::request_rows(*args)[token] * stride, (uint32_t)stride};
   }
 
-  void score(int64_t count, const scratch& s) const {
+  TW_NOINLINE void score(int64_t count, const scratch& s) const {
     const typename Rows::cell* state = P::keys(*args);
     for (int64_t e = 0; e < count; ++e) {
       if (schedule.ahead > 0 && e + schedule.ahead < count) {

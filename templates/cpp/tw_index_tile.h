@@ -57,6 +57,8 @@ constexpr int64_t top_stream_words(int64_t k) { return RADIX_BINS + 2 * (4 * k +
 constexpr int64_t top_part_words(int64_t k) { return 2 * up16(k) + 16; }
 constexpr uint32_t KEY_OF_MINUS_INF = 0x007fffffu, KEY_OF_NAN = 0xffffffffu;
 
+static TW_SHARED uint32_t compact(candidates& c, int64_t k) { return keep_largest(c, k); }
+
 struct top_stream {
   candidates c;
   int64_t k, room;
@@ -70,7 +72,7 @@ struct top_stream {
     if (key <= least) return;  // a later tie loses
     c.keys[c.count] = key;
     c.indices[c.count++] = index;
-    if (c.count == room) least = keep_largest(c, k);
+    if (c.count == room) least = compact(c, k);
   }
   void add(const float* scores, int64_t count, int32_t first) {
     each_above(scores, 0, count, [&] { return key_value(least); },
@@ -83,7 +85,7 @@ struct top_stream {
 
   // The k largest in a part of the workspace: count, keys, indices.
   void save(uint32_t* part) {
-    if (c.count > k) keep_largest(c, k);
+    if (c.count > k) compact(c, k);
     part[0] = (uint32_t)c.count;
     memcpy(part + 16, c.keys, (size_t)c.count * 4);
     memcpy(part + 16 + up16(k), c.indices, (size_t)c.count * 4);
@@ -94,7 +96,7 @@ struct top_stream {
   }
   // Entries of the k largest in ascending order, then -1.
   void finish(int32_t* out) {
-    if (c.count > k) keep_largest(c, k);
+    if (c.count > k) compact(c, k);
     int64_t n = 0;
     for (int64_t i = 0; i < c.count; ++i)
       if (c.keys[i] != KEY_OF_NAN) out[n++] = c.indices[i];

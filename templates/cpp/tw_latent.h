@@ -159,7 +159,7 @@ struct latent_launch {
 
   // ---- Decoding of rows.
   template <class Rows>
-  void decode(const typename Rows::cell* state, const int64_t* offset, int64_t count, key_panels keys) const {
+  TW_NOINLINE void decode(const typename Rows::cell* state, const int64_t* offset, int64_t count, key_panels keys) const {
     const int64_t ahead = schedule.ahead;
     for (int64_t e = 0; e < count; ++e) {
       if (ahead > 0 && e + ahead < count) {
@@ -249,7 +249,7 @@ struct latent_launch {
   }
 
   // q of a panel of heads with heads in the lanes; lanes and columns beyond the last ones are 0.
-  void load_queries(int64_t token, int64_t panel, float* rows, float* q) const {
+  TW_NOINLINE void load_queries(int64_t token, int64_t panel, float* rows, float* q) const {
     const int heads = heads_of(panel);
     memset(rows, 0, Z::OUT * 4);
     for (int h = 0; h < heads; ++h) P::load_q(*args, token, panel * HEAD_LANES + h, rows + h * Z::COLUMNS);
@@ -260,14 +260,14 @@ struct latent_launch {
     }
   }
 
-  void unit(key_panels keys, int64_t count, int64_t panel, const head_scratch& h, bool first, float* out) const {
+  TW_NOINLINE void unit(key_panels keys, int64_t count, int64_t panel, const head_scratch& h, bool first, float* out) const {
     score_heads<REGISTER_ROWS, Z::PANELS>(keys, (int)count, h.q, (int)schedule.width_panels, P::scale(*args), h.scores);
     weigh_heads(h.scores, (int)count, h.unit_m, h.unit_l);
     if (!first) fold_heads(h.m, h.l, h.unit_m, h.unit_l, h.keep, h.gain);
     value_heads<REGISTER_ROWS, Z::PANELS>(h.scores, keys, (int)count, heads_of(panel), h.keep, h.gain, first, out);
   }
 
-  void finish(int64_t token, int64_t panel, const float* out, const float* m, const float* l, float* row) const {
+  TW_NOINLINE void finish(int64_t token, int64_t panel, const float* out, const float* m, const float* l, float* row) const {
     const bool empty = position(token) < 0;
     for (int h = 0; h < heads_of(panel); ++h) {
       const int64_t head = panel * HEAD_LANES + h;

@@ -46,7 +46,7 @@ class Kernels:
         cache: Path,
         *,
         rows: int = 16,
-        count: int | None = None,
+        picked: Sequence[int] | None = None,
         chunk: int | None = None,
     ) -> None:
         lowered = lower(graph, Flags()).graph
@@ -56,8 +56,10 @@ class Kernels:
         numerics = derive(group.kind, self.body.graph, target)
         if chunk:
             numerics = Numerics(**{**numerics.to_json(), "chunk": chunk})  # type: ignore[arg-type]
-        schedules = self.template.schedules(self.body.graph, numerics, rows)[:count]
-        self.specs = [self._spec(group.kind, numerics, s) for s in schedules]
+        schedules = self.template.schedules(self.body.graph, numerics, rows)
+        self.num_legal = len(schedules)
+        chosen = dict.fromkeys(i % len(schedules) for i in picked or range(len(schedules)))
+        self.specs = [self._spec(group.kind, numerics, schedules[i]) for i in chosen]
         self._library = self._build(target, cache)
         self._pools: dict[int, CpuPool] = {}
 
