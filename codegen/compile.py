@@ -150,7 +150,7 @@ def plan_graph(job: CompileJob, progress: Progress) -> PlanReport:
     sources = [emit(spec, templates[spec.template]) for spec in specs]
     cache = KernelCache(job.flags.cache, job.toolchain)
     built = cache.build(sources, jobs=job.jobs, progress=progress)
-    weights, num_bytes = planned_weights(lowered.graph, plans)
+    weights, num_bytes = planned_weights(lowered.graph, plans, job.weights)
     manifest = _manifest(
         job,
         lowered.graph,

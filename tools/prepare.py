@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,17 @@ from tilewright.graph import Graph
 from tilewright.graph.errors import VerifyError
 from tilewright.graph.types import BF16, F32, DType, ElementType, dtype, element_type
 from tilewright.models import quants
-from tilewright.models.checkpoint import Checkpoint, TensorEntry, account, open_checkpoint
+from tilewright.models.checkpoint import (
+    Checkpoint,
+    Generation,
+    TensorEntry,
+    account,
+    open_checkpoint,
+)
+from tilewright.models.deepseek_checkpoint import with_layers
+from tilewright.models.known_config import open_config, released_formats
 from tilewright.models.layers import Formats, Limits
-from tilewright.models.registry import family_of
+from tilewright.models.registry import Family, family_of
 from tilewright.models.scales import read_rows, read_scaled
 from tilewright.runtime.artifact import ModelRecord
 
@@ -117,19 +126,72 @@ def prepare(
     checkpoint = open_checkpoint(model)
     family = family_of(checkpoint.config)
     checkpoint = family.adopt(checkpoint)
-    read = family.read_config(checkpoint.config)
-    config = replace(
-        config,
-        dtype=_activation(dtype_name, checkpoint),
-        max_context=_context(max_context, read.max_context),
-    )
-    activation = dtype(DTYPES[config.dtype])
-    formats = Formats(_formats(checkpoint, activation), activation)
-    graph = family.build(checkpoint.name, read, formats, limits(config))
+    read, config = settled(family, checkpoint.config, config, dtype_name, max_context)
+    stored = _formats(checkpoint, dtype(DTYPES[config.dtype]))
+    graph = build_graph(checkpoint.name, family, read, stored, config)
     _account(graph, checkpoint, family.unread(read))
     record = _model_record(checkpoint, family.name, read.vocab_size, config)
     files = {TOKENIZER: checkpoint.tokenizer_json.encode()} if checkpoint.tokenizer_json else {}
     return Prepared(graph, CheckpointWeights(checkpoint), record, files, config, checkpoint)
+
+
+def prepare_config(
+    name: str, config: CompileConfig, *, dtype_name: str = "auto", max_context: int | None = None
+) -> Prepared:
+    """Build the graph of a configuration that has no weights, stored as a release would.
+
+    Raises VerifyError for an unknown name or a key that does not fit.
+    """
+    name, found = open_config(name)
+    family = family_of(found)
+    read, config = settled(family, found, config, dtype_name, max_context)
+    plain = build_graph(name, family, read, {}, config)
+    stored = released_formats(found, plain, dtype(DTYPES[config.dtype]))
+    graph = build_graph(name, family, read, stored, config)
+    empty = Checkpoint(
+        name, Path(name), found, {}, tokenizer_json=None, chat_template=None,
+        generation=Generation(bos_id=None, eos_ids=(), add_bos=False),
+    )  # fmt: skip
+    record = _model_record(empty, family.name, read.vocab_size, config)
+    return Prepared(graph, CheckpointWeights(empty), record, {}, config, empty)
+
+
+def settled(
+    family: Family, found: Mapping[str, Any], config: CompileConfig, dtype_name: str,
+    max_context: int | None,
+) -> tuple[Any, CompileConfig]:  # fmt: skip
+    """Read a model's configuration, and fill in what it decides of a compilation's.
+
+    Raises VerifyError for a setting that the family does not have.
+    """
+    read: Any = family.read_config(found)
+    config = replace(
+        config,
+        dtype=_activation(dtype_name, found),
+        max_context=_context(max_context, read.max_context),
+        block_size=Limits().context_page if family.paged else config.block_size,
+    )
+    for setting, asked, key in (
+        ("layers", config.layers is not None, "layers"),
+        ("quantise_cache", not config.quantise_cache, "group"),
+        ("replay_tokens", config.replay_tokens is not None, "replay_tokens"),
+    ):
+        if asked and not hasattr(read, key):
+            raise VerifyError(f"setting '{setting}': the family '{family.name}' has none")
+    if config.layer_range is not None:
+        read = with_layers(read, *config.layer_range)
+    if config.replay_tokens is not None:
+        read = replace(read, replay_tokens=config.replay_tokens)
+    return read, config
+
+
+def build_graph(
+    name: str, family: Family, read: Any, stored: Mapping[str, ElementType], config: CompileConfig
+) -> Graph:
+    """Build a family's graph with the settings of a compilation."""
+    activation = dtype(DTYPES[config.dtype])
+    formats = Formats(stored, activation, quantise_cache=config.quantise_cache)
+    return family.build(name, read, formats, limits(config))
 
 
 def limits(config: CompileConfig) -> Limits:
@@ -143,11 +205,11 @@ def limits(config: CompileConfig) -> Limits:
     )
 
 
-def _activation(name: str, checkpoint: Checkpoint) -> str:
+def _activation(name: str, config: Mapping[str, Any]) -> str:
     """`auto` is what the checkpoint declares, and bfloat16 for quantised files."""
     if name != "auto":
         return name
-    declared = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+    declared = str(config.get("torch_dtype") or config.get("dtype") or "")
     return "float32" if declared == "float32" else "bfloat16"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright.tools.commands import options
+from tilewright.tools.failures import CommandError
 
 if TYPE_CHECKING:
     from tilewright.codegen.compile import CompileReport
@@ -18,26 +19,42 @@ if TYPE_CHECKING:
 
 
 def compile_model(
-    model: options.Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
+    model: options.ModelToCompile = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Directory to write.")
+    ] = None,
     target: options.TargetName = "cpu",
     mode: options.ModeName = options.Mode.deterministic,
     dtype: options.DtypeName = options.Dtype.auto,
     tune: Annotated[bool, typer.Option("--tune", help="Measure kernels without record.")] = False,
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
+    model_config: options.ModelConfigName = None,
+    plan_only: options.PlanOnly = False,
+    no_cache_quantisation: options.NoCacheQuantisation = False,
+    layers: options.Layers = None,
+    replay_tokens: options.ReplayTokens = None,
     jobs: options.Jobs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compile a model into an artifact: kernels, weights, plan and tokenizer in one directory."""
+    """Compile a model into an artifact: kernels, weights, plan and tokenizer in one directory.
+
+    With --plan-only, or a --config in place of a model, build the kernels and print what the
+    artifact would take.
+    """
     from tilewright.tools.commands.job import Asked
     from tilewright.tools.progress import StageBars
 
+    _check_asked(model, output, model_config, plan_only)
     start = time.perf_counter()
     asked = Asked(
-        model=model, target=target, mode=mode.value, dtype=dtype.value, max_context=max_context,
-        max_tokens_per_step=max_tokens_per_step, jobs=jobs,
+        model=model, model_config=model_config, target=target, mode=mode.value, dtype=dtype.value,
+        max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
+        quantise_cache=not no_cache_quantisation, layers=layers, replay_tokens=replay_tokens,
     )  # fmt: skip
+    if output is None:
+        _plan(asked, start, as_json=as_json)
+        return
     with StageBars(visible=not as_json) as bars:
         report, found = _compile(asked, output, tune, bars)
     summary = summarise(report, found, time.perf_counter() - start)
@@ -45,6 +62,36 @@ def compile_model(
         print(json.dumps(summary))
     else:
         _print_summary(summary)
+
+
+def _check_asked(
+    model: str | None, output: Path | None, model_config: str | None, plan_only: bool
+) -> None:
+    """Refuse what is neither a compilation nor a plan."""
+    if (model is None) == (model_config is None):
+        got = "neither" if model is None else "both"
+        raise CommandError(f"argument 'MODEL': got {got}, want a model or --config")
+    is_plan = plan_only or model is None
+    if is_plan and output is not None:
+        raise CommandError("option '--output': a plan is not written: got both, want one of them")
+    if not is_plan and output is None:
+        raise CommandError("option '--output': missing: want the directory to write")
+
+
+def _plan(asked: Asked, start: float, *, as_json: bool) -> None:
+    from tilewright.codegen.compile import plan_graph
+    from tilewright.tools.commands.job import make_job, open_model, resolve_asked
+    from tilewright.tools.plan_report import plan_summary, print_plan
+    from tilewright.tools.progress import StageBars
+
+    with StageBars(visible=not as_json) as bars:
+        found = resolve_asked(asked)
+        report = plan_graph(make_job(open_model(asked), found, None), bars)
+    summary = plan_summary(report, time.perf_counter() - start)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        print_plan(summary)
 
 
 def _compile(

@@ -14,7 +14,7 @@ from tilewright.codegen.target import Target, Toolchain
 from tilewright.codegen.tune import Measure, TuningRecords, tuned_choice
 from tilewright.targets.registry import resolve
 from tilewright.tools.measure import machine_name
-from tilewright.tools.prepare import Prepared, prepare
+from tilewright.tools.prepare import Prepared, prepare, prepare_config
 
 RECORDS = "tuned.json"
 
@@ -23,13 +23,17 @@ RECORDS = "tuned.json"
 class Asked:
     """What the options of `compile` and `tune` say."""
 
-    model: str
+    model: str | None = None
+    model_config: str | None = None  # a configuration without weights, in place of a model
     target: str = "cpu"
     mode: str = "deterministic"
     dtype: str = "auto"
     max_context: int | None = None
     max_tokens_per_step: int = 512
     jobs: int | None = None
+    quantise_cache: bool = True
+    layers: str | None = None
+    replay_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,19 @@ def resolve_asked(asked: Asked) -> Resolved:
 
 def open_model(asked: Asked) -> Prepared:
     """Open the model with the bounds that were asked for."""
-    config = CompileConfig(mode=asked.mode, max_tokens_per_step=asked.max_tokens_per_step)
+    config = CompileConfig(
+        mode=asked.mode,
+        max_tokens_per_step=asked.max_tokens_per_step,
+        quantise_cache=asked.quantise_cache,
+        layers=asked.layers,
+        replay_tokens=asked.replay_tokens,
+    )
+    if asked.model is None:
+        name = asked.model_config
+        assert name is not None, "neither a model nor a configuration"
+        return prepare_config(
+            name, config, dtype_name=asked.dtype, max_context=asked.max_context
+        )
     return prepare(asked.model, config, dtype_name=asked.dtype, max_context=asked.max_context)
 
 

@@ -44,6 +44,25 @@ def bias_of(text: str) -> tuple[int, float]:
 
 
 Model = Annotated[str, typer.Argument(help="Directory, GGUF file, or a packaged name.")]
+ModelToCompile = Annotated[
+    str | None, typer.Argument(help="Directory, GGUF file, or a packaged name.")
+]
+ModelConfigName = Annotated[
+    str | None, typer.Option("--config", metavar="NAME", help="A known configuration, or a file.")
+]
+PlanOnly = Annotated[
+    bool, typer.Option("--plan-only", help="Build kernels, print memory; write nothing.")
+]
+NoCacheQuantisation = Annotated[
+    bool, typer.Option("--no-cache-quantisation", help="For comparisons: keep entries unrounded.")
+]
+Layers = Annotated[
+    str | None, typer.Option("--layers", metavar="A:B", help="Build layers A to B - 1 alone.")
+]
+ReplayTokens = Annotated[
+    int | None,
+    typer.Option("--replay-tokens", help="Decoder on the last tokens of a prompt: approximate."),
+]
 Artifact = Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")]
 TargetName = Annotated[str, typer.Option("--target", help="cpu, or a variant: cpu:x86-64-v4.")]
 ModeName = Annotated[Mode, typer.Option("--mode", help="fast may give bits that batches change.")]
