@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from support.selection_margins import margins
 from tilewright.graph import reference
 from tilewright.graph.types import F32
 from tilewright.models import deepseek_v4
+from tilewright.models.checkpoint import account, open_checkpoint
+from tilewright.models.deepseek_checkpoint import adopt, unread
 from tilewright.models.deepseek_names import sources
 from tilewright.models.layers import Formats, Limits
 
@@ -71,3 +74,26 @@ def test_equals_transformers(seed: int, capsys: pytest.CaptureFixture[str]) -> N
             got = run.feed(case.tokens, chunks)
         worst, skipped = compared(got, expected, gaps)
         report(capsys, f"v4 {seed} {case.config['compress_ratios']}", chunks, worst, skipped)
+
+
+def test_what_transformers_saves_gives_its_logits(tmp_path: Path) -> None:
+    case = v4_case(3)
+    model = oracle(case.config, 3)
+    tokens = case.tokens[:60]
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    model.save_pretrained(tmp_path)
+    checkpoint = adopt(open_checkpoint(tmp_path))
+    config = deepseek_v4.read_config(checkpoint.config)
+    formats = Formats({}, F32, quantise_cache=False)
+    graph = deepseek_v4.build("tiny", config, formats, Limits(context_page=128))
+    shapes = {n: w.type.shape[-2:] for w in graph.weights for n in w.expr.tensors}
+    account(shapes, checkpoint, ignored=unread(config))
+    tensors = {
+        name: torch.from_numpy(entry.raw().view("<i8").reshape(entry.shape).copy())
+        if entry.dtype == "i64" else torch.from_numpy(entry.dequantise())
+        for name, entry in checkpoint.tensors.items()
+    }  # fmt: skip
+    run = PagedRun(graph, graph_weights(graph, tensors), reference.IDEAL_F32, context_page=128,
+                   max_step=60)
+    torch.testing.assert_close(run.step({0: tokens})["logits"], expected, atol=1e-3, rtol=0)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import random
 import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
-from support.oracle_cases import compared, randomise, report, v41_case
+from support.oracle_cases import Case, compared, randomise, report, v41_case
 from support.paged_run import PagedRun, graph_weights
 from support.selection_margins import margins
 from tilewright.graph import reference
@@ -51,13 +52,6 @@ def tokenizer() -> Any:
     )
 
 
-@pytest.fixture(autouse=True)
-def without_cache_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo_automodel.components.models.deepseek_v41 import attention
-
-    monkeypatch.setattr(attention, "quantize_cache", lambda x, **_: x)
-
-
 def oracle(config: dict[str, Any], words: Any, seed: int) -> Any:
     """A random model of nemo-automodel."""
     from nemo_automodel.components.models.common import BackendConfig
@@ -77,34 +71,80 @@ def oracle(config: dict[str, Any], words: Any, seed: int) -> Any:
     return model
 
 
-@pytest.mark.parametrize("seed", range(CASES))
-def test_equals_nemo(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+@dataclass(frozen=True)
+class Pair:
+    """A model of nemo-automodel, and the same settings and tensors for us."""
+
+    model: Any
+    config: deepseek_v41.V41Config
+    tensors: dict[str, torch.Tensor]
+
+    def run(self, *, rounded: bool, page: int, **more: Any) -> PagedRun:
+        formats = Formats({}, F32, quantise_cache=rounded)
+        limits = Limits(context_page=64, window_page=page)
+        graph = deepseek_v41.build("tiny", self.config, formats, limits)
+        precision = reference.HONOUR_CASTS if rounded else reference.IDEAL_F32
+        weights = graph_weights(graph, self.tensors)
+        return PagedRun(graph, weights, precision, context_page=64, window_page=page, **more)
+
+
+def paired(case: Case, seed: int) -> Pair:
     words = tokenizer()
-    ids, count = token_map(words.backend_tokenizer)
-    case = v41_case(seed, count)
+    ids, _ = token_map(words.backend_tokenizer)
     many = [10**9] * len(case.config["engram_layer_ids"])
     sizes = deepseek_v41.read_config({**case.config, "engram_num_embeddings": many}).engram
     rows = [sum(p) for p in bucket_primes(sizes).values()] if sizes else []
     settings = {**case.config, "engram_num_embeddings": rows}
     model = oracle(settings, words, seed)
     with torch.no_grad():
-        expected = model(torch.tensor([case.tokens])).logits[0]
         state = model.state_dict_adapter.to_hf(dict(model.state_dict()))
-    state = {name: state[s.name] for name, s in
-             sources({k: tuple(v.shape) for k, v in state.items()}).items()}
-    state[TOKEN_MAP] = torch.tensor(ids)[:, None]
-    page = random.Random(seed).choice((16, 64))
-    formats = Formats({}, F32, quantise_cache=False)
-    config = deepseek_v41.read_config({"text_config": settings})
-    graph = deepseek_v41.build("tiny", config, formats, Limits(context_page=64, window_page=page))
-    weights = graph_weights(graph, state)
-    gaps = None
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    tensors = {name: state[s.name] for name, s in sources(shapes).items()}
+    tensors[TOKEN_MAP] = torch.tensor(ids)[:, None]
+    return Pair(model, deepseek_v41.read_config({"text_config": settings}), tensors)
+
+
+COMPRESSED_IDS = 172  # of the words above
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_equals_nemo(
+    seed: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nemo_automodel.components.models.deepseek_v41 import attention
+
+    monkeypatch.setattr(attention, "quantize_cache", lambda x, **_: x)
+    case = v41_case(seed, COMPRESSED_IDS)
+    pair = paired(case, seed)
+    with torch.no_grad():
+        expected = pair.model(torch.tensor([case.tokens])).logits[0]
+    page, gaps = random.Random(seed).choice((16, 64)), None
     for chunks in case.chunkings:
-        run = PagedRun(graph, weights, reference.IDEAL_F32, context_page=64, window_page=page,
-                       max_step=max(chunks), seed=seed)
+        run = pair.run(rounded=False, page=page, max_step=max(chunks), seed=seed)
         if gaps is None:
             got, gaps = run.feed_with(case.tokens, margins)
         else:
             got = run.feed(case.tokens, chunks)
         worst, skipped = compared(got, expected, gaps)
-        report(capsys, f"v41 {seed} {settings['compress_ratios'][:-3]}", chunks, worst, skipped)
+        report(capsys, f"v41 {seed} {pair.config.ratios}", chunks, worst, skipped)
+
+
+@pytest.mark.parametrize("seed", range(min(CASES, 6)))
+def test_rounded_caches_follow_nemo(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every entry is selected and every expert chosen, so that a last bit cannot flip a choice."""
+    case = v41_case(seed + 100, COMPRESSED_IDS)
+    easy = {"index_topk": 512, "candidate_source_layer_id": -1}
+    easy["num_experts_per_tok"] = case.config["n_routed_experts"]
+    case = replace(case, config=case.config | easy, tokens=case.tokens[:60])
+    pair = paired(case, seed)
+    with torch.no_grad():
+        expected = pair.model(torch.tensor([case.tokens])).logits[0]
+    got = pair.run(rounded=True, page=16).step({0: case.tokens})["logits"]
+    alike = torch.nn.functional.cosine_similarity(got, expected, dim=-1)
+    ideal = pair.run(rounded=False, page=16).step({0: case.tokens})["logits"]
+    without = torch.nn.functional.cosine_similarity(ideal, expected, dim=-1)
+    with capsys.disabled():
+        print(f"\nv41 rounded {seed}, {len(case.tokens)} tokens: least cosine "
+              f"{float(alike.min()):.6f}, mean {float(alike.mean()):.6f}, without rounding "
+              f"{float(without.mean()):.6f}", end="")
+    assert float(alike.mean()) > 0.9995 and float(alike.min()) > 0.99
