@@ -14,7 +14,7 @@ from tilewright.graph import Graph
 V4: Mapping[str, Any] = dict(
     vocab_size=67, hidden_size=32, moe_intermediate_size=16, num_hidden_layers=4,
     num_attention_heads=4, num_key_value_heads=1, head_dim=32, qk_rope_head_dim=8, q_lora_rank=16,
-    o_groups=2, o_lora_rank=8, n_routed_experts=5, n_shared_experts=1, num_experts_per_tok=2,
+    o_groups=2, o_lora_rank=16, n_routed_experts=5, n_shared_experts=1, num_experts_per_tok=2,
     scoring_func="sqrtsoftplus", routed_scaling_factor=1.5, swiglu_limit=10.0, num_hash_layers=1,
     sliding_window=12, compress_ratios=[0, 4, 128, 4, 0], index_n_heads=24, index_head_dim=16,
     index_topk=6, hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6,
