@@ -4,6 +4,7 @@ copies of what memory holds between steps that no cache keeps them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.emit.cpp import argument_names
 from tilewright.codegen.emit.cpp_types import packed_weights, panel_format
-from tilewright.codegen.pack_cpu import FORMATS, pack_panels
+from tilewright.codegen.pack_cpu import FORMATS, PANEL, pack_panels, packed_bytes
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node, Role
 from tilewright.graph.dims import Dim, evaluate, to_json
 from tilewright.graph.ops import Kind, op_def
-from tilewright.graph.types import TensorType
+from tilewright.graph.types import BlockFormat, TensorType
 from tilewright.runtime.devices.cpu import allocate, numpy_type
 
 Array = NDArray[Any]
@@ -129,10 +130,29 @@ def _random(type_: TensorType, dims: Mapping[str, int], rng: np.random.Generator
 
 
 def random_panels(type_: TensorType, rng: np.random.Generator) -> Array:
-    """Return a random weight [n, k], packed as kernels read it."""
+    """Return a random weight [n, k], a stack of them or a table of rows, as kernels read it."""
     name = panel_format(type_.dtype)
+    *stack, n, k = (evaluate(d, {}) for d in type_.shape)
+    if name not in FORMATS:
+        assert isinstance(type_.dtype, BlockFormat)
+        return _random_floats((n, type_.dtype.row_bytes(k)), slice(k, None), rng)
     layout = FORMATS[name]
-    n, k = (evaluate(d, {}) for d in type_.shape)
+    if layout.float_codes:
+        rows = math.prod(stack) * packed_bytes(name, n, k) // layout.group_bytes
+        return _random_floats((rows, layout.group_bytes), slice(0, PANEL), rng)
+    matrices = [_random_matrix(name, n, k, rng) for _ in range(math.prod(stack))]
+    return np.concatenate(matrices) if stack else matrices[0]
+
+
+def _random_floats(shape: tuple[int, int], scales: slice, rng: np.random.Generator) -> Array:
+    """Bytes of fp8 or fp4 codes, none a NaN, with ue8m0 scales of about one in each row."""
+    found = rng.integers(0, 127, shape, np.uint8)
+    found[:, scales] = rng.integers(110, 120, found[:, scales].shape, np.uint8)
+    return found.reshape(-1)
+
+
+def _random_matrix(name: str, n: int, k: int, rng: np.random.Generator) -> Array:
+    layout = FORMATS[name]
     if not layout.words:
         values = rng.standard_normal((n, k), np.float32)
         return pack_panels(name, values=values.astype(np.float16) if name == "f16" else values)
@@ -161,5 +181,10 @@ def _indices(body: Graph, name: str, step: Step, rng: np.random.Generator) -> Ar
             source = body.type_of(user.inputs[1 - place])
             most = evaluate(source.shape[0], step.dims)
             return rng.integers(0, max(most, 1), count, np.int32)
+        case ("expert_linear", 2):  # other experts for every slot of a token, an even load
+            experts = evaluate(body.type_of(user.inputs[1]).shape[0], {})
+            slots = evaluate(body.type_of(name).shape[1], step.dims)
+            order = rng.random((count // slots, experts)).argsort(1)
+            return np.resize(order[:, :slots].astype(np.int32), count)
         case _:
             return numbers % np.int32(max(step.context, 1))
