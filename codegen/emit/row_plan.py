@@ -70,8 +70,10 @@ class RowPlanner:
                 if name in self.users:
                     self.users[name].append(node)
         self.stage: dict[str, int] = {}
-        # A nest walks pairs of one kind only.
-        self.mixed = len({n.attr["pairing"] for n in self.nodes if n.op == "rotate_pairs"}) > 1
+        # A nest walks pairs of one kind only. Neighbours are swapped in a nest of their own, so that
+        # all other work walks contiguous elements.
+        pairings = {n.attr["pairing"] for n in self.nodes if n.op == "rotate_pairs"}
+        self.apart = len(pairings) > 1 or "interleaved" in pairings
 
     def _packed_from(self) -> dict[str, str]:
         """Stores of quantised rows find codes and scales from what was quantised here."""
@@ -125,7 +127,7 @@ class RowPlanner:
         reduced = [u for u in users if _is(u, Kind.REDUCE)]
         if reduced and (len(users) > 1 or self._pairing(node)):
             return True
-        if node.op == "rotate_pairs" and self.mixed:
+        if node.op == "rotate_pairs" and self.apart:
             return True
         return any(not _walks_elements(u) or self._other_shape(node, u) for u in users)
 
