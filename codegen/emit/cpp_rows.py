@@ -16,10 +16,10 @@ from tilewright.codegen.emit.row_access import (
     array_name,
     is_int,
     looped,
-    offset,
 )
 from tilewright.codegen.emit.row_calls import call_lines
-from tilewright.codegen.emit.row_plan import Nest, RowPlanner
+from tilewright.codegen.emit.row_order import Nest, Run
+from tilewright.codegen.emit.row_plan import RowPlanner
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
@@ -55,28 +55,28 @@ class RowPrinter:
 
     def text(self) -> str:
         """Return the statements of the program, indented by two spaces."""
-        lines = self._declarations()
-        for nest in self.plan.nests:
-            lines += self._guarded(nest, self._nest(nest))
-        return "\n".join("  " + line for line in lines)
-
-    def _declarations(self) -> list[str]:
-        found = [self.access.declaration(name) for name in self.plan.arrays]
-        total = sum(size for _, size in found)
+        sizes = {n: self.access.declaration(n) for n in self.plan.arrays}
+        total = sum(size for _, size in sizes.values())
         if total > MAX_ROW_BYTES:
             raise LowerError(
                 f"row kernel '{self.body.name}': arrays of one row are too large: "
                 f"got {total} bytes, want at most {MAX_ROW_BYTES}"
             )
-        return [line for line, _ in found]
+        lines = [line for name, (line, _) in sizes.items() if name not in self.plan.local]
+        for run in self.plan.runs:
+            lines += self._run(run, [sizes[name][0] for name in run.local])
+        return "\n".join("  " + line for line in lines)
 
-    def _guarded(self, nest: Nest, lines: list[str]) -> list[str]:
-        """Skip a nest in rows that store nothing of what it computes."""
-        if nest.guard is None:
+    def _run(self, run: Run, lines: list[str]) -> list[str]:
+        """Nests inside of their outer loops; skipped in rows that store nothing of them."""
+        for nest in run.nests:
+            lines = lines + self._nest(nest)
+        lines = looped(lines, run.outer)
+        if run.guard is None:
             return lines
         slots = [
             f"{array_name(s)}[0]" if s in self.inside else f"args.{s}[row]"
-            for s in sorted(nest.guard)
+            for s in sorted(run.guard)
         ]
         condition = " || ".join(f"{slot} >= 0" for slot in slots)
         return [f"if ({condition}) {{", *("  " + line for line in lines), "}"]
@@ -111,15 +111,14 @@ class RowPrinter:
                     self._store(state, self.inside[sink])
                 body += ["{", *("  " + line for line in state.lines), "}"]
             inner += [f"for (int64_t j = 0; j < {count}; ++j) {{", *("  " + s for s in body), "}"]
-        return looped(inner, outer)
+        return inner
 
     def _store(self, nest: _Nest, node: Node) -> None:
         """Put one element where it goes."""
         if op_def(node.op).kind is Kind.STORE:
             nest.lines.append(self._append(nest, node))
             return
-        value, place = self._value(nest, node), offset(nest.index, self.access.shape(node))
-        nest.lines += self.access.store(node, place, value)
+        nest.lines += self.access.store(node, nest.index, self._value(nest, node))
 
     def _append(self, nest: _Nest, node: Node) -> str:
         """Store an entry in its cache slot: [blocks, heads, block_size, width]."""
@@ -219,9 +218,9 @@ class RowPrinter:
                 + step.format("lane[l]", f"lane[l + {stride}]")
             )
             stride //= 2
-        place = offset(tuple(f"i{axis}" for axis in range(len(outer))), tuple(outer))
-        lines += self.access.store(node, place, "lane[0]")
-        return looped(["{", *("  " + line for line in lines), "}"], outer)
+        index = [f"i{axis}" for axis in range(len(outer))]
+        lines += self.access.store(node, [*index, "0"], "lane[0]")
+        return ["{", *("  " + line for line in lines), "}"]
 
 
 _REDUCE = {

@@ -18,6 +18,7 @@ from tilewright.codegen.emit.row_plan import RowPlan, row_shape
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, product
 from tilewright.graph.errors import LowerError
+from tilewright.graph.ops import ROUNDING_OPS
 from tilewright.graph.ops.layout import VIEWS
 from tilewright.graph.types import DType, TensorType
 
@@ -74,23 +75,33 @@ class RowAccess:
         """Declare the array of a node; return the line, and the bytes of stack it takes."""
         ctype, memory = self.element_type(name), self.memory(name)
         size = self.size(self.inside[name])
+        if name in self.plan.local:
+            size = self.shape(self.inside[name])[-1]
         if memory is not None:
             return f"{ctype}* const {array_name(name)} = {memory};", 0
         return f"alignas(64) {ctype} {array_name(name)}[{size}];", 4 * size
 
-    def store(self, node: Node, offset: str, value: str) -> list[str]:
+    def place(self, name: str, index: Sequence[str], shape: Sequence[int]) -> str:
+        """Return the offset of an element in a node's array: that of its line, if there is one."""
+        if name in self.plan.local:
+            index, shape = index[-1:], shape[-1:]
+        return offset(index, shape)
+
+    def store(self, node: Node, index: Sequence[str], value: str) -> list[str]:
         """Return the statements that put an element of a node where it goes."""
-        lines = []
+        lines, shape = [], self.shape(node)
         held = node.name in self.plan.arrays
         if held:
-            lines.append(f"{array_name(node.name)}[{offset}] = {value};")
+            place = self.place(node.name, index, shape)
+            lines.append(f"{array_name(node.name)}[{place}] = {value};")
         sink = self.sinks.get(node.name)
         if sink is None or held and self.memory(node.name) is not None:
             return lines
+        at = offset(index, shape)
         if sink.kind == "array":
-            return [*lines, f"{sink.target}[{offset}] = {value};"]
-        stored = value if is_int(node.type) else storage(node.type.dtype).store.format(value)
-        return [*lines, f"args.{sink.target}[row * {self.size(node)} + {offset}] = {stored};"]
+            return [*lines, f"{sink.target}[{at}] = {value};"]
+        stored = stored_text(node, value)
+        return [*lines, f"args.{sink.target}[row * {self.size(node)} + {at}] = {stored};"]
 
     def element(
         self, value: str, index: Sequence[str], rank: int, *, row: str = "row", as_int: bool = False
@@ -106,7 +117,7 @@ class RowAccess:
         used = index[len(index) - len(shape) :] if shape else ()
         place, root = offset(used, shape), self.root(value)
         if root in self.inside:
-            loaded = f"{array_name(root)}[{place}]"
+            loaded = f"{array_name(root)}[{self.place(root, used, shape)}]"
             return f"((float){loaded})" if is_int(type_) and not as_int else loaded
         if value in packed_weights(self.body):
             raise LowerError(f"weight '{value}': is packed in panels: want a plain operand")
@@ -123,6 +134,16 @@ class RowAccess:
 
 def is_int(type_: TensorType) -> bool:
     return isinstance(type_.dtype, DType) and type_.dtype.kind == "int"
+
+
+def stored_text(node: Node, value: str) -> str:
+    """Return an element of a node as it lies in memory; what was rounded to bf16 is only cut."""
+    if is_int(node.type):
+        return value
+    form = storage(node.type.dtype)
+    if node.op in ROUNDING_OPS and form.code == "kDLBfloat":
+        return f"(uint16_t)((uint32_t)tw_bits({value}) >> 16)"
+    return form.store.format(value)
 
 
 def array_name(name: str) -> str:

@@ -4,11 +4,20 @@ function over arrays with constant sizes. The functions lie in templates/cpp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.codegen.emit.cpp_types import constant, inner_shape, panel_format, storage
-from tilewright.codegen.emit.row_access import PLAIN, RowAccess, array_name, is_int, looped, offset
+from tilewright.codegen.emit.row_access import (
+    PLAIN,
+    RowAccess,
+    array_name,
+    is_int,
+    offset,
+    stored_text,
+)
+from tilewright.codegen.emit.row_plan import works_on_lines
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import product, to_json
@@ -41,21 +50,42 @@ class RowCall:
 
     def row(self, i: int) -> str:
         """Return a pointer to one row of an operand: float, or int32_t where it is an int."""
+        return self._floats(i, self._row(i), self.size(i))
+
+    def line(self, i: int) -> str:
+        """Return a pointer to the last axis of an operand, at the outer index at hand."""
+        root, (*outer, width) = self.access.root(self.node.inputs[i]), self.shape(i)
+        if root in self.access.plan.local:
+            return array_name(root)
+        return self._floats(i, _line(self._row(i), outer, width), width)
+
+    def _row(self, i: int) -> str:
+        """Return a pointer to one row of an operand as it lies in memory."""
         value, access = self.node.inputs[i], self.access
         type_, root = self.type_of(i), access.root(value)
         if root in access.inside:
             return array_name(root)
-        at = f"args.{root}"
-        if access.rowwise(value, type_, type_.rank):
-            at = f"(args.{root} + row * {self.size(i)})"
-        if isinstance(type_.dtype, DType) and type_.dtype.name in PLAIN:
-            return at
-        loaded = storage(type_.dtype).load.format(f"{at}[j]")
+        rowwise = access.rowwise(value, type_, type_.rank)
+        return f"args.{root} + row * {self.size(i)}" if rowwise else f"args.{root}"
+
+    def _floats(self, i: int, pointer: str, count: int) -> str:
+        """Return the pointer, or one to the same elements widened to fp32."""
+        dtype = self.type_of(i).dtype
+        inside = self.access.root(self.node.inputs[i]) in self.access.inside
+        if inside or isinstance(dtype, DType) and dtype.name in PLAIN:
+            return f"({pointer})"
+        loaded = storage(dtype).load.format(f"({pointer})[j]")
         self.lines += [
-            f"alignas(64) float l{i}[{self.size(i)}];",
-            f"for (int64_t j = 0; j < {self.size(i)}; ++j) l{i}[j] = {loaded};",
+            f"alignas(64) float l{i}[{count}];",
+            f"for (int64_t j = 0; j < {count}; ++j) l{i}[j] = {loaded};",
         ]
         return f"l{i}"
+
+    def result_line(self, width: int) -> str:
+        """Return a pointer to where the last axis of the result goes, at the outer index."""
+        if self.node.name in self.access.plan.local:
+            return self.result
+        return _line(self.result, self.shape(0)[:-1], width)
 
     def whole(self, i: int) -> str:
         """Return a pointer to all of an operand: a state, or page tables."""
@@ -87,6 +117,11 @@ class RowCall:
         return f"({memory})"
 
 
+def _line(pointer: str, outer: Sequence[int], width: int) -> str:
+    at = offset([f"i{axis}" for axis in range(len(outer))], outer)
+    return pointer if at == "0" else f"{pointer} + ({at}) * {width}"
+
+
 @dataclass(frozen=True)
 class Routine:
     """How an op is called, and the header with the function."""
@@ -99,16 +134,23 @@ def call_lines(access: RowAccess, node: Node) -> list[str]:
     """Return the statements that compute one node's row, and copy it where else it goes."""
     call = RowCall(access, node)
     text = _routine(node).text(call)
-    lines = ["{", *("  " + line for line in [*call.lines, *text]), "}"]
-    if node.name not in access.plan.arrays or access.memory(node.name) is not None:
-        return lines
+    lines = [*call.lines, *text]
+    if node.name in access.plan.arrays and access.memory(node.name) is None:
+        lines += _copied(call)
+    return ["{", *("  " + line for line in lines), "}"]
+
+
+def _copied(call: RowCall) -> list[str]:
+    """Copy what a call wrote to an array to where else it goes."""
+    access, node = call.access, call.node
     if node.name not in access.sinks:
-        return lines
-    size, value = access.size(node), f"{array_name(node.name)}[j]"
-    sink = access.sinks[node.name]
-    stored = value if is_int(node.type) else storage(node.type.dtype).store.format(value)
-    target = f"args.{sink.target}[row * {size} + j]"
-    return [*lines, f"for (int64_t j = 0; j < {size}; ++j) {target} = {stored};"]
+        return []
+    outer = call.shape(0)[:-1] if works_on_lines(node) else ()
+    count = access.size(node) // math.prod(outer)
+    start = f"{_line('0', outer, count)} + j"
+    stored = stored_text(node, f"{array_name(node.name)}[{start}]")
+    target = f"args.{access.sinks[node.name].target}[row * {access.size(node)} + {start}]"
+    return [f"for (int64_t j = 0; j < {count}; ++j) {target} = {stored};"]
 
 
 def row_headers(body: Graph) -> list[str]:
@@ -141,27 +183,23 @@ def _embedding(c: RowCall) -> list[str]:
 
 
 def _argmax(c: RowCall) -> list[str]:
-    *outer, width = c.shape(0)
-    at = offset([f"i{axis}" for axis in range(len(outer))], outer)
-    call = f"{c.result}[{at}] = tw_argmax_row({c.row(0)} + ({at}) * {width}, {width});"
-    return looped([call], outer)
+    width = c.shape(0)[-1]
+    return [f"*({c.result_line(1)}) = tw_argmax_row({c.line(0)}, {width});"]
 
 
 def _top_k(c: RowCall) -> list[str]:
-    *outer, width = c.shape(0)
-    count, at = c.attr("k"), offset([f"i{axis}" for axis in range(len(outer))], outer)
-    source, target = f"{c.row(0)} + ({at}) * {width}", f"{c.result} + ({at}) * {count}"
+    width, count = c.shape(0)[-1], c.attr("k")
     lines = [
         f"const int64_t bytes = tw_top_k_bytes({count});",
         "alignas(64) uint8_t scratch[bytes > 0 ? bytes : 1];",
     ]
+    target = c.result_line(count)
     if c.node.op == "top_k_indices":
         outputs = f"{target}, nullptr"
     else:
         lines.append(f"int32_t indices[{count}];")
         outputs = f"indices, {target}"
-    lines.append(f"tw_top_k_row({source}, {width}, {count}, {outputs}, scratch);")
-    return looped(["{", *("  " + line for line in lines), "}"], outer)
+    return [*lines, f"tw_top_k_row({c.line(0)}, {width}, {count}, {outputs}, scratch);"]
 
 
 # --- quantisation -------------------------------------------------------------------------------
@@ -183,19 +221,15 @@ def _format(target: BlockFormat, width: int) -> str:
 
 
 def _quantise(c: RowCall) -> list[str]:
-    target = c.node.type.dtype
+    target, width = c.node.type.dtype, c.shape(0)[-1]
     assert isinstance(target, BlockFormat)
-    *outer, width = c.shape(0)
-    at = f"({offset([f'i{axis}' for axis in range(len(outer))], outer)}) * {width}"
-    call = f"tw_quantise<{_format(target, width)}>({c.row(0)} + {at}, {c.result} + {at});"
-    return looped([call], outer)
+    return [f"tw_quantise<{_format(target, width)}>({c.line(0)}, {c.result_line(width)});"]
 
 
 def _hadamard(c: RowCall) -> list[str]:
-    *outer, width = c.shape(0)
-    at = f"({offset([f'i{axis}' for axis in range(len(outer))], outer)}) * {width}"
+    width = c.shape(0)[-1]
     factor = _literal(float(width) ** -0.5)
-    return looped([f"tw_hadamard<{width}>({c.row(0)} + {at}, {factor}, {c.result} + {at});"], outer)
+    return [f"tw_hadamard<{width}>({c.line(0)}, {factor}, {c.result_line(width)});"]
 
 
 def _append_rows(c: RowCall) -> list[str]:

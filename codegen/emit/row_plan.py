@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tilewright.codegen.emit.cpp_types import inner_shape
 from tilewright.codegen.emit.row_demand import Guard, demands
+from tilewright.codegen.emit.row_order import Nest, Run, runs_of
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.ops import Kind, op_def
@@ -22,29 +24,25 @@ from tilewright.graph.types import BlockFormat
 
 
 @dataclass(frozen=True)
-class Nest:
-    """One loop nest over `shape`: `sinks` are the nodes it stores, or the one it reduces. With a
-    guard, only rows that one of these slots stores something for run it."""
-
-    stage: int
-    kind: str  # loop | reduce | call
-    shape: tuple[int, ...]
-    pairing: str
-    sinks: tuple[str, ...]
-    guard: Guard = None
-
-
-@dataclass(frozen=True)
 class RowPlan:
-    """Nests in order, the nodes kept in arrays of one row, and the stage of every node.
+    """Runs of nests in order, the nodes kept in arrays, and the stage of every node.
 
     `packed_from`: stores of quantised rows -> the value that was quantised, where it is at hand.
     """
 
-    nests: tuple[Nest, ...]
+    runs: tuple[Run, ...]
     arrays: tuple[str, ...]
     stage: Mapping[str, int]
     packed_from: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nests(self) -> tuple[Nest, ...]:
+        return tuple(nest for run in self.runs for nest in run.nests)
+
+    @cached_property
+    def local(self) -> frozenset[str]:
+        """Kept values with one line of the last axis, for the outer index at hand."""
+        return frozenset(name for run in self.runs for name in run.local)
 
 
 def row_shape(body: Graph, node: Node, rows: Dim) -> tuple[int, ...]:
@@ -70,8 +68,10 @@ class RowPlanner:
                 if name in self.users:
                     self.users[name].append(node)
         self.stage: dict[str, int] = {}
-        # A nest walks pairs of one kind only.
-        self.mixed = len({n.attr["pairing"] for n in self.nodes if n.op == "rotate_pairs"}) > 1
+        # A nest walks pairs of one kind only. Neighbours are swapped in a nest of their own, so
+        # that all other work walks contiguous elements.
+        pairings = {n.attr["pairing"] for n in self.nodes if n.op == "rotate_pairs"}
+        self.apart = len(pairings) > 1 or "interleaved" in pairings
 
     def _packed_from(self) -> dict[str, str]:
         """Stores of quantised rows find codes and scales from what was quantised here."""
@@ -102,7 +102,14 @@ class RowPlanner:
                 default=0,
             )
         arrays = tuple(n.name for n in self.nodes if self._needs_array(n))
-        return RowPlan(self._nests(frozenset(arrays)), arrays, self.stage, self.packed_from)
+        private = {n for n in arrays if n not in self.sinks and self._has_lines(self.inside[n])}
+        runs = runs_of(self._nests(frozenset(arrays)), private)
+        return RowPlan(runs, arrays, self.stage, self.packed_from)
+
+    def _has_lines(self, node: Node) -> bool:
+        """Say whether a node has a last axis of its own under outer ones."""
+        lost = works_on_lines(node) and node.type.rank < self.body.type_of(node.inputs[0]).rank
+        return len(self.shape(node)) > 1 and not lost
 
     def _ready(self, operand: Node, user: Node) -> int:
         """Stage from which `user` can read `operand`."""
@@ -125,7 +132,7 @@ class RowPlanner:
         reduced = [u for u in users if _is(u, Kind.REDUCE)]
         if reduced and (len(users) > 1 or self._pairing(node)):
             return True
-        if node.op == "rotate_pairs" and self.mixed:
+        if node.op == "rotate_pairs" and self.apart:
             return True
         return any(not _walks_elements(u) or self._other_shape(node, u) for u in users)
 
@@ -155,9 +162,47 @@ class RowPlanner:
         nests, done = [], set[str]()
         for (stage, kind, shape, pairing, _, guard), sinks in ordered:
             known = guard is not None and all(s in done or s not in self.inside for s in guard)
-            nests.append(Nest(stage, kind, shape, pairing, tuple(sinks), guard if known else None))
+            reads, whole = set[str](), set[str]()
+            for sink in sinks:
+                self._reads(self.inside[sink], stage, arrays, reads, whole)
+            nests.append(
+                Nest(
+                    stage, kind, shape, pairing, tuple(sinks), self._outer(kind, shape, sinks),
+                    guard if known else None, frozenset(reads), frozenset(whole),
+                )
+            )  # fmt: skip
             done.update(sinks)
         return tuple(nests)
+
+    def _outer(self, kind: str, shape: tuple[int, ...], sinks: Sequence[str]) -> tuple[int, ...]:
+        """Extents of the loops around a nest: all but the last axis; a call has its own, unless it
+        works line by line."""
+        if kind != "call":
+            return shape[:-1]
+        node = self.inside[sinks[0]]
+        if not works_on_lines(node):
+            return ()
+        type_ = self.body.type_of(node.inputs[0])
+        return inner_shape(type_, type_.rank, self.rows)[:-1]
+
+    def _reads(
+        self, node: Node, stage: int, arrays: frozenset[str], reads: set[str], whole: set[str]
+    ) -> None:
+        """Collect the kept values that a nest of `stage` reads for a node, and those it reads
+        through views, whose lines may be other ones."""
+        for operand in self.operands(node):
+            name = operand
+            while name in self.inside and self.inside[name].op in VIEWS:
+                name = self.inside[name].inputs[0]
+            if name not in self.inside:
+                continue
+            source = self.inside[name]
+            if name in arrays and (self.stage[name] < stage or not _computed_in_place(source)):
+                reads.add(name)
+                if name != operand:
+                    whole.add(name)
+            else:
+                self._reads(source, stage, arrays, reads, whole)
 
     def _nest_of(
         self, node: Node, arrays: frozenset[str]
@@ -187,6 +232,11 @@ class RowPlanner:
                 if found:
                     return found
         return ""
+
+
+def works_on_lines(node: Node) -> bool:
+    """Say whether a whole-row op treats each line of its operand's last axis by itself."""
+    return op_def(node.op).reduced_axes == ((-1,),)
 
 
 def _is(node: Node, *kinds: Kind) -> bool:
