@@ -21,6 +21,7 @@ from tilewright.graph.dims import Dim, evaluate, to_json
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, TensorType
 from tilewright.runtime.devices.cpu import allocate, numpy_type
+from tilewright.tools.synthetic_paged import paged_extents, paged_index, paged_reads
 
 Array = NDArray[Any]
 
@@ -56,6 +57,13 @@ def plausible_step(body: Graph, bounds: Mapping[str, int], *, context: int) -> S
     requests = 1
     for node in body.nodes:
         match op_def(node.op).kind:
+            case Kind.ATTEND | Kind.SELECT if paged_reads(node):
+                tokens = evaluate(node.type.shape[0], dims)
+                tables = body.type_of(node.inputs[paged_reads(node)[0].tables])
+                requests = _num_requests(tables.shape[0], tokens, dims)
+                context = max(context, tokens if requests == 1 else 1)
+                for extent, value in paged_extents(body, node, context, requests):
+                    _bind(dims, extent, value)
             case Kind.ATTEND:
                 tables, cache = body.type_of(node.inputs[5]), body.type_of(node.inputs[1])
                 tokens, size = evaluate(node.type.shape[0], dims), _size(cache)
@@ -123,6 +131,8 @@ def _placed(array: Array) -> Array:
 
 def _random(type_: TensorType, dims: Mapping[str, int], rng: np.random.Generator) -> Array:
     shape = tuple(evaluate(d, dims) for d in type_.shape)
+    if str(type_.dtype) == "u8":  # packed rows: ordinary numbers as fp8 and fp4, small as scales
+        return rng.integers(0x38, 0x48, shape, np.uint8)
     values = rng.standard_normal(shape, np.float32)
     if str(type_.dtype) == "bf16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
@@ -169,6 +179,9 @@ def _indices(body: Graph, name: str, step: Step, rng: np.random.Generator) -> Ar
     place = user.inputs.index(name) if name in user.inputs else -1
     count = evaluate(body.type_of(name).num_elements, step.dims)
     numbers = np.arange(count, dtype=np.int32)
+    paged = paged_index(user, place, count, step.context, step.num_requests, rng)
+    if paged is not None:
+        return paged
     match user.op, place:
         case "attend", 3:  # positions: the last of each request, or the last ones of one request
             one = np.full(count, step.context - 1, np.int32)

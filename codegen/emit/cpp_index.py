@@ -9,6 +9,13 @@ from tilewright.codegen.emit.cpp_latent import extent_text, row_type
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.dims import to_json
+from tilewright.graph.types import TensorType, element_type
+
+
+def _codes(q: TensorType, keys: TensorType) -> bool:
+    """Say whether products are of two mxfp4 codes, whose sums by group are exact integers."""
+    mxfp4 = element_type("fp4_e2m1[g=32,axis=1,scale=ue8m0]")
+    return q.dtype == mxfp4 and keys.dtype == mxfp4 and int(keys.shape[2]) % 32 == 0
 
 
 def select_variables(spec: KernelSpec) -> Mapping[str, Any]:
@@ -28,6 +35,7 @@ def select_variables(spec: KernelSpec) -> Mapping[str, Any]:
         "blocks": int(str(node.attr.get("blocks", 0))),
         "block_size": int(str(node.attr.get("block_size", 1))),
         "within": str(within).lower(),
+        "codes": str(_codes(body.type_of(q), stored)).lower(),
         "rows": row_type(stored.dtype, width),
         "q": storage(body.type_of(q).dtype).load.format(
             f"args.{q}[(token * {heads} + head) * {width} + d]"

@@ -2,19 +2,20 @@
 // token, the K largest of them in ascending order, then -1; for candidates also the BLOCKS blocks of largest maximum.
 //
 // Order of every sum, which decides the bits and depends on nothing but the token and the entry: a dot product is fma
-// along the width from +0; lane i adds w * relu(dot) of heads i, i + 16, .. by fma from +0; then the tree of tw::sum.
+// along the width from +0 or, where CODES says that both sides are mxfp4, the exact sums of groups of 32 columns added
+// in order (tw_index_codes.h); lane i adds w * relu(dot) of heads i, i + 16, .. by fma from +0; then the tree of tw::sum.
 // Selection is exact: ties go to the lowest entry; -inf is never selected; a NaN score is above +inf, so that it takes
 // one of the K places, but comes out as -1. Entries that the token cannot see are not read.
 // A long list may be cut into parts, each keeping its K largest; a second pass joins them in order. No split and no
 // vector width can change the result.
 //
 // A translation unit defines
-//   struct Problem    HEADS, WIDTH, RATIO, PER_PAGE, K, BLOCKS (0: no candidates), BLOCK_SIZE, WITHIN; types args, rows
-//                     (tw_packed_rows.h); static functions of const args&: keys, positions, request_rows, tables,
+//   struct Problem    HEADS, WIDTH, RATIO, PER_PAGE, K, BLOCKS (0: no candidates), BLOCK_SIZE, WITHIN, CODES; types args,
+//                     rows (tw_packed_rows.h); static functions of const args&: keys, positions, request_rows, tables,
 //                     table_stride, candidates, num_candidates, output, and q(args, token, head, d), w(args, token, head)
 // and calls tw::select_entries<Problem, REGISTER_ROWS>(args, num_tokens, schedule, workspace).
 #pragma once
-#include "tw_index_tile.h"
+#include "tw_index_codes.h"
 
 namespace tw {
 
@@ -61,6 +62,7 @@ struct select_launch {
   using Z = select_sizes<P>;
   using Args = typename P::args;
   using Rows = typename P::rows;
+  static constexpr int CODE_ROWS = REGISTER_ROWS < 3 ? REGISTER_ROWS : 3;  // what AVX2 keeps in registers
   const Args* args;
   select_schedule schedule;
   int64_t num_tokens, num_items;
@@ -146,6 +148,10 @@ struct select_launch {
         if (head < P::HEADS)
           for (int64_t d = 0; d < P::WIDTH; ++d) s.turned[h * Z::COLUMNS + d] = P::q(*args, token, head, d);
       }
+      if constexpr (P::CODES) {
+        turn_queries<Z::COLUMNS>(s.turned, query_codes_in<Z::COLUMNS>(s.q + p * HEAD_LANES * Z::COLUMNS));
+        continue;
+      }
       for (int half = 0; half < HEAD_LANES; half += 8) {
         const float* from[8];
         for (int h = 0; h < 8; ++h) from[h] = s.turned + (half + h) * Z::COLUMNS;
@@ -155,31 +161,39 @@ struct select_launch {
     }
   }
 
-  page_walk pages(int64_t token) const {
-    const int64_t stride = P::table_stride(*args);
-    return {P::tables(*args) + P::request_rows(*args)[token] * stride, (uint32_t)stride};
+  tw_ring pages(int64_t token) const {
+    return tw_ring_of(P::tables(*args), P::table_stride(*args), P::request_rows(*args)[token]);
   }
 
   TW_NOINLINE void score(int64_t count, const scratch& s) const {
     const typename Rows::cell* state = P::keys(*args);
+    uint8_t* codes = (uint8_t*)s.keys.base;
+    float* scales = s.keys.base + (schedule.stage_entries + MOST_ROWS) * Z::COLUMNS / 4;
     for (int64_t e = 0; e < count; ++e) {
       if (schedule.ahead > 0 && e + schedule.ahead < count) {
         const uint8_t* row = (const uint8_t*)(state + s.offset[e + schedule.ahead] * Rows::ROW);
         for (int at = 0; at < Rows::BYTES; at += 64) prefetch(row + at);
       }
-      Rows::decode(state + s.offset[e] * Rows::ROW, s.keys.base + e * 16, s.keys.stride);
+      const typename Rows::cell* row = state + s.offset[e] * Rows::ROW;
+      if constexpr (P::CODES)
+        take_key<Z::COLUMNS>(row, codes + e * Z::COLUMNS, scales + e * (Z::COLUMNS / CODE_GROUP));
+      else
+        Rows::decode(row, s.keys.base + e * 16, s.keys.stride);
     }
-    index_scores<REGISTER_ROWS, P::HEADS, (int)Z::PANELS>(s.keys, (int)count, s.q, s.w, s.sums, s.scores);
+    if constexpr (P::CODES)
+      return code_scores<CODE_ROWS, P::HEADS, Z::COLUMNS>(codes, scales, (int)count, s.q, s.w, s.sums, s.scores);
+    else
+      index_scores<REGISTER_ROWS, P::HEADS, (int)Z::PANELS>(s.keys, (int)count, s.q, s.w, s.sums, s.scores);
   }
 
   // ---- Parts.
   void entries_part(int64_t token, int64_t begin, int64_t end, scratch& s) const {
-    const page_walk walk = pages(token);
+    const tw_ring ring = pages(token);
     const int64_t newest = (num_visible(token) - 1) / P::BLOCK_SIZE;
     block_maximum block = {};
     for (int64_t first = begin; first < end; first += schedule.stage_entries) {
       const int64_t left = end - first, count = left < schedule.stage_entries ? left : schedule.stage_entries;
-      for (int64_t e = 0; e < count; ++e) s.offset[e] = walk.slot(first + e, P::PER_PAGE);
+      tw_entry_slots(ring, first, count, P::PER_PAGE, s.offset);
       score(count, s);
       s.best.add(s.scores, count, (int32_t)first);
       for (int64_t e = 0; P::BLOCKS > 0 && e < count;) {
@@ -203,7 +217,7 @@ struct select_launch {
   }
 
   void blocks_part(int64_t token, int64_t begin, int64_t end, scratch& s) const {
-    const page_walk walk = pages(token);
+    const tw_ring ring = pages(token);
     const int64_t visible = num_visible(token);
     int64_t listed, count = 0;
     const int32_t* list = sorted_candidates(token, &listed, s);
@@ -214,9 +228,11 @@ struct select_launch {
     };
     for (int64_t i = begin / P::BLOCK_SIZE; i * P::BLOCK_SIZE < end && i < listed; ++i) {
       const int64_t first = (int64_t)list[i] * P::BLOCK_SIZE;
-      for (int64_t e = first; e < first + P::BLOCK_SIZE && e < visible; ++e) {
-        s.offset[count] = walk.slot(e, P::PER_PAGE);
-        s.ids[count++] = (int32_t)e;
+      for (int64_t e = first; e < first + P::BLOCK_SIZE && e < visible;) {
+        const int64_t room = schedule.stage_entries - count, stop = first + P::BLOCK_SIZE;
+        const int64_t last = stop < visible ? stop : visible, take = last - e < room ? last - e : room;
+        tw_entry_slots(ring, e, take, P::PER_PAGE, s.offset + count);
+        for (int64_t i = 0; i < take; ++i) s.ids[count++] = (int32_t)e++;
         if (count == schedule.stage_entries) flush();
       }
     }

@@ -11,7 +11,18 @@ namespace tw {
 constexpr int64_t up16(int64_t count) { return (count + 15) / 16 * 16; }
 
 // ---------------------------------------------------------------- scores
-// sums[r] += w * relu(keys[r] . q), for R entries and sixteen heads, `heads` of which exist.
+// sum += w * relu(dot) of sixteen heads, `heads` of which exist: 0 * inf in a lane without one is no score.
+static TW_INLINE void add_heads(v16 dot, v16 w, int heads, bool first, float* sum) {
+  v16 positive = max(zero(), dot);  // a NaN stays
+  if (heads < HEAD_LANES) {
+    float lanes[HEAD_LANES];
+    store(lanes, positive);
+    positive = load_n(lanes, heads);
+  }
+  store(sum, fma(w, positive, first ? zero() : load(sum)));
+}
+
+// sums[r] += w * relu(keys[r] . q), for R entries and sixteen heads.
 template <int R>
 static TW_INLINE void index_tile(const float* keys, int64_t stride, const float* q, int panels, v16 w, int heads,
                                  bool first, float* sums) {
@@ -27,16 +38,7 @@ static TW_INLINE void index_tile(const float* keys, int64_t stride, const float*
     }
   }
   TW_UNROLL(16)
-  for (int r = 0; r < R; ++r) {
-    v16 positive = max(zero(), acc[r]);  // a NaN stays
-    if (heads < HEAD_LANES) {            // 0 * inf in a lane without a head is no score
-      float lanes[HEAD_LANES];
-      store(lanes, positive);
-      positive = load_n(lanes, heads);
-    }
-    float* sum = sums + r * HEAD_LANES;
-    store(sum, fma(w, positive, first ? zero() : load(sum)));
-  }
+  for (int r = 0; r < R; ++r) add_heads(acc[r], w, heads, first, sums + r * HEAD_LANES);
 }
 
 // Scores of `count` entries; places up to the next multiple of R mean nothing.

@@ -13,6 +13,7 @@
 #pragma once
 #include "tw_attend_tile.h"
 #include "tw_packed_rows.h"
+#include "tw_pages.h"
 
 namespace tw {
 

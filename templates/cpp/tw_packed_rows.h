@@ -13,8 +13,8 @@
 
 namespace tw {
 
-static TW_INLINE v16 load_row16(const float* p) { return load(p); }
-static TW_INLINE v16 load_row16(const uint16_t* p) { return load_bf16(p); }
+static TW_INLINE v16 sixteen(const float* p) { return load(p); }
+static TW_INLINE v16 sixteen(const uint16_t* p) { return load_bf16(p); }
 static TW_INLINE float row_f32(float x) { return x; }
 static TW_INLINE float row_f32(uint16_t x) { return f32_from_bf16(x); }
 
@@ -45,7 +45,7 @@ static TW_INLINE v16 join_halves(__m256 low, __m256 high) { return {low, high}; 
 #endif
 
 // An e4m3 code moved into the fields of fp16 is the value times 2^-8, subnormals included.
-static TW_INLINE v16 load_e4m3(const uint8_t* p) {
+static TW_INLINE v16 sixteen_e4m3(const uint8_t* p) {
   const __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
   const __m256i size = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
   const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(0x80)), 8);
@@ -63,19 +63,19 @@ static TW_INLINE __m128i twice_e2m1(const uint8_t* p) {
   const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
   return _mm_shuffle_epi8(table, _mm_unpacklo_epi8(even, odd));
 }
-static TW_INLINE v16 load_e2m1(const uint8_t* p) {
+static TW_INLINE v16 sixteen_e2m1(const uint8_t* p) {
   const __m128i twice = twice_e2m1(p);
   const v16 value = join_halves(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(twice)),
                                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(twice, 8))));
   return mul(value, set1(0.5f));
 }
 #else
-static TW_INLINE v16 load_e4m3(const uint8_t* p) {
+static TW_INLINE v16 sixteen_e4m3(const uint8_t* p) {
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = e4m3_f32(p[i]);
   return load(lanes);
 }
-static TW_INLINE v16 load_e2m1(const uint8_t* p) {
+static TW_INLINE v16 sixteen_e2m1(const uint8_t* p) {
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = e2m1_f32((uint8_t)(p[i / 2] >> (i % 2 * 4) & 15));
   return load(lanes);
@@ -88,7 +88,7 @@ struct plain_rows {
   static constexpr int ROW = WIDTH, BYTES = WIDTH * (int)sizeof(T);
   static TW_INLINE void decode(const T* row, float* out, int64_t stride) {
     constexpr int WHOLE = WIDTH / 16;
-    for (int c = 0; c < WHOLE; ++c) store(out + c * stride, load_row16(row + 16 * c));
+    for (int c = 0; c < WHOLE; ++c) store(out + c * stride, sixteen(row + 16 * c));
     if constexpr (WIDTH % 16 != 0)
       for (int d = 0; d < 16; ++d)
         out[WHOLE * stride + d] = 16 * WHOLE + d < WIDTH ? row_f32(row[16 * WHOLE + d]) : 0.0f;
@@ -108,7 +108,7 @@ struct packed_rows {
     const uint8_t* p = row + SCALE_AT;
     int i = 0;
     if constexpr (SCALE_IS_E4M3)
-      for (; i + 16 <= SCALES; i += 16) store(scales + i, load_e4m3(p + i));
+      for (; i + 16 <= SCALES; i += 16) store(scales + i, sixteen_e4m3(p + i));
     for (; i < SCALES; ++i) scales[i] = SCALE_IS_E4M3 ? e4m3_f32(p[i]) : ue8m0_f32(p[i]);
   }
 
@@ -129,7 +129,7 @@ struct packed_rows {
     decode_scales(row, scales);
     constexpr int CODED16 = CODED / 16, ALL16 = (WIDTH + 15) / 16;
     for (int c = 0; c < CODED16; ++c) {
-      const v16 code = BITS == 8 ? load_e4m3(row + 16 * c) : load_e2m1(row + 8 * c);
+      const v16 code = BITS == 8 ? sixteen_e4m3(row + 16 * c) : sixteen_e2m1(row + 8 * c);
       store(out + c * stride, mul(code, set1(scales[16 * c / GROUP])));
     }
     for (int c = CODED16; c < ALL16; ++c) {
@@ -138,16 +138,6 @@ struct packed_rows {
       else
         for (int d = 0; d < 16; ++d) out[c * stride + d] = column(row, scales, 16 * c + d);
     }
-  }
-};
-
-// The page of an entry of one request: tables are rings.
-struct page_walk {
-  const int32_t* table;
-  uint32_t pages;
-  TW_INLINE int64_t slot(int64_t entry, int per_page) const {
-    const uint32_t page = (uint32_t)(entry / per_page) % pages;
-    return (int64_t)table[page] * per_page + entry % per_page;
   }
 };
 

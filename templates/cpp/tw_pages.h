@@ -14,6 +14,16 @@ static inline int64_t tw_entry_slot(tw_ring ring, int64_t entry, int64_t entries
   return (int64_t)ring.table[entry / entries % ring.pages] * entries + entry % entries;
 }
 
+// The slots of `count` entries side by side, page by page: a division costs as much as scoring some of them.
+static inline void tw_entry_slots(tw_ring ring, int64_t first, int64_t count, int64_t entries, int64_t* slots) {
+  for (int64_t i = 0; i < count;) {
+    const int64_t slot = tw_entry_slot(ring, first + i, entries), left = entries - (first + i) % entries;
+    const int64_t stop = i + left < count ? i + left : count;
+    for (int64_t at = i; at < stop; ++at) slots[at] = slot + at - i;
+    i = stop;
+  }
+}
+
 static inline tw_ring tw_ring_of(const int32_t* tables, int64_t pages, int64_t row) {
   return {tables + row * pages, pages};
 }

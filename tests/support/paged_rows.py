@@ -39,9 +39,7 @@ def e4m3(code: Array) -> NDArray[np.float32]:
     """Values of e4m3 codes by their definition."""
     c = code.astype(np.int64)
     exponent, fraction = c >> 3 & 15, c & 7
-    size = np.where(
-        exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0)
-    )
+    size = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
     size = np.where(c & 127 == 127, np.nan, size)
     return np.where(c & 128, -size, size).astype(np.float32)
 
@@ -51,7 +49,12 @@ def bf16_values(bits: Array) -> NDArray[np.float32]:
 
 
 def random_rows(
-    rng: np.random.Generator, name: str, pages: int, entries: int, width: int, *,
+    rng: np.random.Generator,
+    name: str,
+    pages: int,
+    entries: int,
+    width: int,
+    *,
     whole: bool = False,
 ) -> Rows:
     """Rows of ordinary size; with `whole` the values are small integers, so that sums are exact."""

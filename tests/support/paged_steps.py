@@ -53,9 +53,7 @@ def make_tokens(spans: list[tuple[int, int]], padding: int = 0) -> Tokens:
     """Requests are (first position, tokens); padding tokens follow."""
     positions = [np.arange(a, a + n) for a, n in spans] + [np.full(padding, -1)]
     rows = [np.full(n, i) for i, (_, n) in enumerate(spans)] + [np.zeros(padding)]
-    return Tokens(
-        np.concatenate(positions).astype(np.int32), np.concatenate(rows).astype(np.int32)
-    )
+    return Tokens(np.concatenate(positions).astype(np.int32), np.concatenate(rows).astype(np.int32))
 
 
 def poisoned(memory: Array, slots: list[Array], byte: int = 0xFF) -> Array:

@@ -22,6 +22,7 @@ from tilewright.targets.cpu.toolchain import CppToolchain
 HEADERS = (
     "tw_host.h", "tw_vec.h", "tw_math.h", "tw_contract_formats.h", "tw_contract.h", "tw_attend.h",
     "tw_select.h", "tw_quant.h", "tw_hyper.h", "tw_pages.h", "tw_rows.h",
+    "tw_latent.h", "tw_index.h",
 )  # fmt: skip
 
 

@@ -54,7 +54,6 @@ PROBLEMS = {
     "window": Problem("attend_window", heads=7, width=40, window=13, chunk=32),
     "compressed": Problem("attend_compressed", entry_format="v4_short", window_format="v4_short"),
     "selected": Problem(window_format="fp8", entry_format="nvfp4", width=64, heads=16),
-    "one_head": Problem(heads=1, width=8, window=3, chunk=2, entry_format="bf16"),
     "v4": Problem(
         window_format="v4", entry_format="v4", width=512, heads=32, chunk=128, window=16,
         selected=140,
@@ -131,9 +130,7 @@ def make_step(p: Problem, spans: list[tuple[int, int]], seed: int, padding: int 
         "window_pages": window.num_pages,
     }  # fmt: skip
     if p.op != "attend_window":
-        entries = random_rows(
-            rng, p.entry_format, context.num_pages, p.entries_per_page, p.width
-        )
+        entries = random_rows(rng, p.entry_format, context.num_pages, p.entries_per_page, p.width)
         seen, selected = chosen_entries(p, tokens, rng)
         slots = [context.slots(int(tokens.rows[t]), e) for t, e in enumerate(seen)]
         arrays["entries"], values["entries"] = poisoned(entries.memory, slots), entries.values
@@ -184,15 +181,13 @@ def expected(p: Problem, step: Step) -> NDArray[np.float64]:
     return found
 
 
-PICKED = {16: (0, 4, 10, 19, 27), 64: (0, 3, 9, 20)}  # schedules that differ in every field
+PICKED = {16: (0, 4, 10, 19), 64: (0, 9, 20)}  # schedules that differ in every field
 
 
 @cache
 def kernels(name: str, folder: Path, rows: int) -> Kernels:
     p = PROBLEMS[name]
-    return Kernels(
-        build(p), quick_target(), folder, rows=rows, picked=PICKED[rows], chunk=p.chunk
-    )
+    return Kernels(build(p), quick_target(), folder, rows=rows, picked=PICKED[rows], chunk=p.chunk)
 
 
 def output(kernels: Kernels, step: Step, index: int, threads: int = 2) -> dict[str, Array]:
@@ -219,7 +214,7 @@ def test_every_schedule_equals_the_reference_and_the_others(name: str, kernel_ca
     for rows in (16, 64):
         made = kernels(name, kernel_cache, rows)
         assert made.num_legal >= 8
-        for index, threads in zip(range(len(made.specs)), (1, 2, 3, 4, 2), strict=False):
+        for index, threads in zip(range(len(made.specs)), (1, 3, 2, 4), strict=False):
             found = output(made, step, index, threads)
             if first is None:
                 first = found
@@ -311,9 +306,7 @@ def test_any_shape(kernel_cache: Path, data: st.DataObject) -> None:
         epilogue=data.draw(st.booleans()),
     )  # fmt: skip
     rows = draw(4, 64)
-    made = Kernels(
-        build(p), quick_target(), kernel_cache, rows=rows, picked=(0, 7), chunk=p.chunk
-    )
+    made = Kernels(build(p), quick_target(), kernel_cache, rows=rows, picked=(0, 7), chunk=p.chunk)
     spans = data.draw(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1,
                                max_size=4))  # fmt: skip
     step = make_step(p, spans, seed=data.draw(st.integers(0, 99)))
