@@ -1,4 +1,4 @@
-"""What the cache takes: page by page of what is really allocated, at the size of the real models."""
+"""What the cache takes: counted in what is really allocated, at the size of the real models."""
 
 from __future__ import annotations
 
