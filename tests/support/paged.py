@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from support.tiny import quick_target
+from support.toolchain import QuickToolchain
 from support.weights import RandomWeights
-from tilewright.codegen.plan import state_record
+from tilewright.codegen.compile import CompileJob, compile_graph
+from tilewright.codegen.config import CompileConfig
+from tilewright.codegen.flags import Flags
+from tilewright.codegen.plan import first_candidate, state_record
 from tilewright.graph import Graph, GraphBuilder, Role, Value, reference
 from tilewright.graph.types import F32, I32
-from tilewright.runtime.artifact import StateRecord
+from tilewright.runtime.artifact import ModelRecord, StateRecord
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
 from tilewright.runtime.cache import Cache, CacheSettings, Tables, WindowPages
 from tilewright.runtime.cache_layout import CacheLayout, PoolLayout, ring_pages
 from tilewright.runtime.cache_memory import StateMemory
+from tilewright.runtime.executor import Executor
 from tilewright.runtime.scheduler import Scheduler
+from tilewright.runtime.step_inputs import StepInputs
 
 VOCAB, WIDTH, HEADS = 29, 8, 2
 WINDOW, CSA, HCA, GRAM = 12, 4, 32, 3
@@ -113,6 +121,17 @@ class _Made:
         return b.linear(b.op("merge_heads", mixed), out)
 
 
+def build_paged(output: Path, cache: Path) -> None:
+    """Compile the model into `output`."""
+    graph, chip = paged_graph(), quick_target()
+    model = ModelRecord("paged", "paged", VOCAB, 60 * BLOCK, BLOCK, None, (), False, None, None)
+    config = CompileConfig(dtype="float32", max_context=60 * BLOCK, max_tokens_per_step=MOST,
+                           max_requests=8, block_size=BLOCK)  # fmt: skip
+    job = CompileJob(graph, model, RandomWeights(graph), chip, QuickToolchain(chip, cache), config,
+                     first_candidate(chip), Flags(cache=cache), jobs=2)  # fmt: skip
+    compile_graph(job, output, lambda *_: None)
+
+
 def layout_of(graph: Graph) -> CacheLayout:
     """Both pools of the small model."""
     records: list[StateRecord] = [state_record(graph, s) for s in graph.states]
@@ -178,22 +197,55 @@ class Interpreter:
         return result.outputs
 
 
+class Compiled:
+    """Runs batches on an artifact of the same model."""
+
+    def __init__(self, executor: Executor, pages: Mapping[str, int]) -> None:
+        executor.allocate_states({"cache_blocks": pages["block"], "window_blocks": pages["window"]})
+        self._executor, self._manifest = executor, executor.artifact.manifest
+        self._inputs = StepInputs(self._manifest)
+        self.logits: dict[tuple[Any, int], bytes] = {}
+        for scope, count in pages.items():
+            self.poison(scope, list(range(count)))
+
+    def state(self, name: str) -> Any:
+        """A state's live memory."""
+        return self._executor.state(name)
+
+    def poison(self, scope: str, pages: list[int]) -> None:
+        """Fill pages that nobody holds."""
+        for s in self._manifest.states:
+            if s.scope == scope:
+                self.state(s.name)[pages] = -7 if s.dtype == "i32" else np.nan
+
+    def execute(self, batch: Batch) -> list[int]:
+        """Run the step; return the likeliest token of each row of logits."""
+        outputs = self._executor.run(*self._inputs.of(batch))
+        assert not np.isnan(outputs["logits"]).any(), [r.id for r in batch.requests]
+        for i, (row, owner) in enumerate(zip(batch.logit_rows, batch.logit_requests, strict=True)):
+            key = batch.requests[owner].id, int(batch.positions[row])
+            self.logits[key] = outputs["logits"][i].tobytes()
+        return [int(token) for token in outputs["argmax"]]
+
+
 @dataclass
 class Served:
-    """A scheduler over both pools and the interpreter below it."""
+    """A scheduler over both pools, and what computes below it."""
 
     scheduler: Scheduler
     cache: Cache
-    device: Interpreter
+    device: Interpreter | Compiled
 
     @classmethod
     def of(
-        cls, *, blocks: int = 32, pages: int = 40, most: int = MOST, seed: int = 0, **settings: int
-    ) -> Served:
-        """`settings` are those of the cache."""
-        graph = paged_graph()
+        cls, *, blocks: int = 96, pages: int = 40, most: int = MOST,
+        executor: Executor | None = None, **settings: int,
+    ) -> Served:  # fmt: skip
+        """`settings` are those of the cache. Without an executor the model is interpreted."""
+        graph, counts = paged_graph(), {"block": blocks, "window": pages}
         layout = layout_of(graph)
-        device = Interpreter.of(graph, {"block": blocks, "window": pages}, seed)
+        device: Interpreter | Compiled
+        device = Compiled(executor, counts) if executor else Interpreter.of(graph, counts)
         pool = WindowPages(pool=BlockPool(pages, PAGE), reach=layout.reach, width=layout.ring_width)
         cache = Cache(BlockPool(blocks, BLOCK), pool, memory=StateMemory(device, layout),
                       settings=CacheSettings(**settings))  # fmt: skip
