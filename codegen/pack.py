@@ -1,21 +1,23 @@
-"""Weights into the layouts kernels read: panels for matrices, plain rows for vectors and
-literals."""
+"""Weights into the layouts kernels read, by the language of the kernels: panels or blocks for
+matrices, plain rows for vectors and literals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.codegen.emit.cpp_types import packed_weights, panel_format
+from tilewright.codegen.arguments import matrix_weights
+from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_cpu import Unpacked, pack_panels
+from tilewright.codegen.pack_gpu import pack_blocks
 from tilewright.codegen.plan import GroupPlan
 from tilewright.graph import Graph, Weight
 from tilewright.graph.errors import LowerError
-from tilewright.graph.types import DType, ElementType
+from tilewright.graph.types import BlockFormat, DType, ElementType
 from tilewright.runtime.artifact import ROW_MAJOR, WeightRecord
 
 ALIGNMENT = 64
@@ -40,14 +42,55 @@ class PackedWeight:
     data: NDArray[np.uint8]
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How kernels of one language want some of their weights: `takes(body, weight)` says which."""
+
+    layout: str
+    takes: Callable[[Graph, str], bool]
+    pack: Callable[[Weight, WeightSource], NDArray[np.uint8]]
+
+
+def _panels(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
+    found = source.unpacked(weight.name, weight.type.dtype)
+    return pack_panels(
+        panel_format(weight.type.dtype),
+        values=found.values,
+        codes=found.codes,
+        d=found.d,
+        m=found.m,
+    )
+
+
+def _blocks(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
+    dtype = weight.type.dtype
+    return pack_blocks(dtype.name, source.unpacked(weight.name, dtype))
+
+
+def _is_matrix(body: Graph, weight: str) -> bool:
+    return weight in matrix_weights(body)
+
+
+def _is_quantised(body: Graph, weight: str) -> bool:
+    return isinstance(body.type_of(weight).dtype, BlockFormat)
+
+
+PACKINGS: Mapping[str, Packing] = {
+    "cpp": Packing("panels16", _is_matrix, _panels),
+    "triton": Packing("blocks16", _is_quantised, _blocks),
+}
+_BY_LAYOUT = {p.layout: p for p in PACKINGS.values()}
+
+
 def layouts(graph: Graph, plans: Sequence[GroupPlan]) -> Mapping[str, str]:
     """Map each weight to its layout; raise LowerError where two kernels want different ones."""
     found: dict[str, str] = {}
     for plan in plans:
-        packed = packed_weights(plan.body.graph)
+        packing = PACKINGS[plan.choice.template.language]
         for weight in plan.body.graph.weights:
             name = plan.body.binding[weight.name]
-            layout = "panels16" if weight.name in packed else ROW_MAJOR
+            takes = packing.takes(plan.body.graph, weight.name)
+            layout = packing.layout if takes else ROW_MAJOR
             if found.setdefault(name, layout) != layout:
                 raise LowerError(
                     f"weight '{name}': is read in two layouts: got {layout}, want {found[name]}"
@@ -61,21 +104,9 @@ def pack_weights(
     """Yield every weight packed, one at a time, in graph order."""
     layout = layouts(graph, plans)
     for weight in graph.weights:
-        data = (
-            _panels(weight, source) if layout[weight.name] == "panels16" else _plain(weight, source)
-        )
+        packing = _BY_LAYOUT.get(layout[weight.name])
+        data = packing.pack(weight, source) if packing else _plain(weight, source)
         yield PackedWeight(weight, layout[weight.name], data)
-
-
-def _panels(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
-    found = source.unpacked(weight.name, weight.type.dtype)
-    return pack_panels(
-        panel_format(weight.type.dtype),
-        values=found.values,
-        codes=found.codes,
-        d=found.d,
-        m=found.m,
-    )
 
 
 def _plain(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:

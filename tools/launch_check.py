@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from tilewright.codegen.body import Body, extract
-from tilewright.codegen.emit.cpp import argument_names, int_names
-from tilewright.codegen.emit.cpp_types import packed_weights, panel_format
+from tilewright.codegen.arguments import argument_names, int_names, matrix_weights
+from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_cpu import Unpacked, unpack_panels
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate
@@ -156,7 +156,7 @@ def _reference(
 def _given(body: Body, name: str, array: Array, dims: Mapping[str, int]) -> torch.Tensor:
     """Return an argument's values in the shape the body sees, floats as fp64."""
     type_ = body.graph.type_of(name)
-    if name in packed_weights(body.graph):
+    if name in matrix_weights(body.graph):
         return torch.from_numpy(dequantised(type_, array))
     shape = [evaluate(d, dims) for d in type_.shape]
     tensor = as_torch(array, str(type_.dtype)).reshape(shape)

@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.codegen.emit.cpp_types import (
-    constant,
-    has_rows,
-    inner_shape,
-    packed_weights,
-    panel_format,
-    storage,
-)
+from tilewright.codegen.arguments import matrix_weights
+from tilewright.codegen.emit.cpp_types import panel_format, storage
 from tilewright.codegen.emit.row_plan import Nest, RowPlanner
+from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, product
@@ -59,7 +54,7 @@ class RowPrinter:
         self.inside = {n: body.node[n] for n in names}
         planner = RowPlanner(body, names, rows, frozenset(sinks))
         self.plan, self.shape_of = planner.plan(), planner.shape
-        self.packed = packed_weights(body)
+        self.packed = matrix_weights(body)
 
     def text(self) -> str:
         """Return the statements of the program, indented by two spaces."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen.emit.cpp_types import inner_shape
+from tilewright.codegen.emit.shapes import inner_shape
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.ops import Kind, op_def

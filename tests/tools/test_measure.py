@@ -10,7 +10,7 @@ import pytest
 
 from tilewright.codegen.body import Body, extract
 from tilewright.codegen.config import CompileConfig
-from tilewright.codegen.emit.cpp import argument_names
+from tilewright.codegen.arguments import argument_names
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.pipeline import lower
