@@ -163,9 +163,13 @@ class RowPrinter:
         head, last = index
         block = f"(({slot} // {block_size}) * {heads} + {head.text}) * {block_size}"
         at = f"({block} + {slot} % {block_size}) * {width} + {last.text}"
-        mask = joined_masks([Index("", f"{slot} >= 0"), head, last])
+        mask = joined_masks([head, last])
         dtype = triton_type(self.body.type_of(x).dtype)
-        scope.lines.append(f"tl.store({cache} + {at}, {value}.to(tl.{dtype}), mask={mask})")
+        tail = f", mask={mask}" if mask else ""
+        scope.lines += [
+            f"if {slot} >= 0:",
+            f"    tl.store({cache} + {at}, {value}.to(tl.{dtype}){tail})",
+        ]
 
     def _reduce(self, node: Node) -> None:
         """Fixed lanes, each summed in order, then a fixed tree."""

@@ -7,6 +7,7 @@ toolkit where it runs: the driver only.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,9 +31,11 @@ class BuildProcess:
     """One process that compiles Triton sources, one at a time."""
 
     def __init__(self) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tilewright.targets.nvidia.build"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=environment,
         )  # fmt: skip
         self._stop = weakref.finalize(self, _end, self._process)
 
