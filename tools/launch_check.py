@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tilewright.codegen.body import Body, extract
 from tilewright.codegen.arguments import argument_names, int_names, matrix_weights
+from tilewright.codegen.body import Body, extract
 from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_cpu import Unpacked, unpack_panels
 from tilewright.graph import Graph

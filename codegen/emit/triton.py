@@ -118,7 +118,8 @@ def _section_texts(
     spec: KernelSpec, anchors: list[Node], rows: Dim
 ) -> tuple[list[Mapping[str, Any]], int]:
     """Return the sections, each a range of blocks along the columns, and how many blocks."""
-    bn, start, found = spec.schedule.values["bn"], 0, []
+    bn, start = spec.schedule.values["bn"], 0
+    found: list[Mapping[str, Any]] = []
     for nodes in sections_of(spec.body, anchors):
         mine = [n for n in nodes if op_def(n.op).kind is Kind.CONTRACT]
         n = constant(mine[0].type.shape[-1])

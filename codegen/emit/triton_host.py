@@ -13,7 +13,6 @@ from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_values import triton_type
 from tilewright.codegen.pack_gpu import block_layout, sections
 from tilewright.codegen.spec import KernelSpec
-from tilewright.graph import Graph
 from tilewright.graph.dims import DimJson, to_json
 from tilewright.graph.errors import LowerError
 from tilewright.graph.types import BlockFormat
@@ -157,7 +156,9 @@ def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
     return lines
 
 
-def workspace_pointers(parts: Mapping[str, tuple[str, DimJson]]) -> tuple[tuple[Pointer, ...], DimJson]:
+def workspace_pointers(
+    parts: Mapping[str, tuple[str, DimJson]],
+) -> tuple[tuple[Pointer, ...], DimJson]:
     """Place buffers (Triton type, bytes) one after the other in the workspace, 256-byte aligned."""
     found: list[Pointer] = []
     total: DimJson = 0
@@ -166,7 +167,3 @@ def workspace_pointers(parts: Mapping[str, tuple[str, DimJson]]) -> tuple[tuple[
         rounded: DimJson = ["mul", ["ceildiv", num_bytes, 256], 256]
         total = rounded if total == 0 else ["add", total, rounded]
     return tuple(found), total
-
-
-def body_dims(body: Graph) -> tuple[str, ...]:
-    return tuple(d.name for d in body.dims)

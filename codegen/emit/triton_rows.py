@@ -183,7 +183,8 @@ class RowPrinter:
         sum_ = node.op == "reduce_sum"
         start = "0.0" if sum_ else "float('-inf')"
         shape = f"({count}, {lanes})" if count > 1 else f"({lanes},)"
-        total = self.values.name(self.scope, f"lanes_{node.name}", f"tl.full({shape}, {start}, tl.float32)")
+        filled = f"tl.full({shape}, {start}, tl.float32)"
+        total = self.values.name(self.scope, f"lanes_{node.name}", filled)
         scope = self.scope.child()
         across = "[None, :]" if count > 1 else ""
         scope.lines.append(f"j = base + tl.arange(0, {lanes}){across}")
@@ -243,7 +244,8 @@ class RowPrinter:
         scope = self.scope.child()
         scope.lines.append(f"j = base + tl.arange(0, {block})")
         last = Index("j", f"j < {width}")
-        value = self.values.operand(scope, node.inputs[0], (ZERO,) * outer + (last,), rank, self.row)
+        index = (*(ZERO,) * outer, last)
+        value = self.values.operand(scope, node.inputs[0], index, rank, self.row)
         scope.lines += [
             f"shown = tl.where(j < {width}, {value}, float('-inf'))",
             "bad = tl.maximum(bad, tl.max((shown != shown).to(tl.int32), axis=0))",
@@ -272,7 +274,8 @@ class RowPrinter:
         j = f"k{width}"
         scope.lines.append(f"{j} = tl.arange(0, {padded})")
         last = Index(j, f"{j} < {width}" if padded != width else "")
-        value = self.values.operand(scope, node.inputs[0], (ZERO,) * outer + (last,), rank, self.row)
+        index = (*(ZERO,) * outer, last)
+        value = self.values.operand(scope, node.inputs[0], index, rank, self.row)
         result = "at" if node.op == "top_k_indices" else "tw_key_value(top)"
         scope.lines += [
             f"key = tw_order_key({value})",

@@ -33,7 +33,8 @@ def scan_ptx(name: str, ptx: str) -> str | None:
         for pattern, why in FORBIDDEN_PTX:
             found = re.search(pattern, code)
             if found:
-                return f"'{name}': forbidden '{code.strip()[:80]}' in line {number} of its PTX: {why}"
+                shown = code.strip()[:80]
+                return f"'{name}': forbidden '{shown}' in line {number} of its PTX: {why}"
     return None
 
 

@@ -172,7 +172,8 @@ def main(folder: Path) -> None:
     built = cache.build(list(sources.values()), jobs=2, progress=_progress)
     folder.mkdir(parents=True, exist_ok=True)
     toolchain.link(built.objects, folder / "kernels.so")
-    torch.save({"cases": cases, "config": CONFIG, "reports": toolchain.reports}, folder / "cases.pt")
+    facts = {"cases": cases, "config": CONFIG, "reports": toolchain.reports}
+    torch.save(facts, folder / "cases.pt")
 
 
 def _progress(stage: str, done: int, total: int) -> None:
