@@ -27,7 +27,12 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
         case "contract":
             return _contract(body, target)
         case "attend":
-            return Numerics(chunk=target.attend_chunk, lanes=target.lanes, combine="in_order")
+            return Numerics(
+                atom=target.atom,
+                chunk=target.attend_chunk,
+                lanes=target.lanes,
+                combine="in_order",
+            )
         case "row":
             if context_bound:
                 raise LowerError(
@@ -85,6 +90,7 @@ def _contract(body: Graph, target: Target) -> Numerics:
     }
     grouped = any(isinstance(f, BlockFormat) for f in formats)
     return Numerics(
+        atom=target.atom,
         lanes=target.lanes,
         segments=1,
         scale_order=target.scale_order if grouped else "none",

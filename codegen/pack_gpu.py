@@ -1,9 +1,8 @@
 """Pack block-quantised weights [N, K] into the layout that GPU kernels read, and back.
 
 Three sections, each aligned to 256 bytes: codes, scales, minima. Every section is
-[panel, group, 16 rows, ..], so that one group of 16 rows is contiguous. Codes of a group of 32 with
-4 bits: byte i holds k = i (low nibble) and k = 16 + i (high), so that both halves are dots of
-their own and no lane is moved. Rows past N are zero.
+[panel, group, 16 rows, ..], so that one group of 16 rows is contiguous. Codes of 4 bits: byte i of
+a group holds k = 2 i (low nibble) and k = 2 i + 1 (high). Rows past N are zero.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def pack_blocks(name: str, found: Unpacked) -> NDArray[np.uint8]:
     out = np.zeros(places.end, np.uint8)
     codes = _by_panel(found.codes.view(np.uint8), layout.group)
     if layout.code_bytes * 2 == layout.group:
-        codes = codes[..., : layout.code_bytes] | (codes[..., layout.code_bytes :] << 4)
+        codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
     _put(out, 0, codes)
     _put(out, places.scales, _by_panel(found.d.astype(layout.scale, copy=False), 1))
     if layout.has_min and found.m is not None:
@@ -104,7 +103,7 @@ def unpack_blocks(name: str, packed: NDArray[np.uint8], n: int, k: int) -> Unpac
     shape = (panels, groups, ROWS)
     codes = packed[: panels * groups * ROWS * layout.code_bytes].reshape(*shape, layout.code_bytes)
     if layout.code_bytes * 2 == layout.group:
-        codes = np.concatenate((codes & 15, codes >> 4), axis=-1)
+        codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*shape, layout.group)
     else:
         codes = codes.view(np.int8)
     size = panels * groups * ROWS * np.dtype(layout.scale).itemsize

@@ -82,6 +82,7 @@ class Target:
     buckets: tuple[int, ...]
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
+    atom: str = "fma"
     macros: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

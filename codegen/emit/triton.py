@@ -150,13 +150,17 @@ def _walks(spec: KernelSpec, anchors: list[Node], n: int) -> list[Mapping[str, A
         if isinstance(dtype, BlockFormat):
             layout = block_layout(dtype.name)
             walk["form"] = "nibbles" if layout.code_bytes * 2 == layout.group else "bytes"
-            walk["group"] = layout.group
+            walk["group"], walk["code_bytes"] = layout.group, layout.code_bytes
+            here = [f"(cols[:, None, None] < {padded})"] if ragged else []
+            groups = constant(spec.body.type_of(weight).shape[1]) // layout.group
+            tail = groups % max(spec.schedule.values["bk"] // layout.group, 1)
+            here += [f"(g0 + group < {groups})"] if tail else []
+            walk["mask"] = f", mask={' & '.join(here)}, other=0"
         walk["weights"].append(
             {
                 "acc": f"acc_{anchor.name}",
                 "pointer": weight,
-                "mask": f", mask=cols[:, None] < {padded}, other=0" if ragged else "",
-                "mask_1d": f", mask=cols < {padded}, other=0.0" if ragged else "",
+                "ragged": ragged,
             }
         )
     return list(found.values())

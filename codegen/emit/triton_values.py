@@ -275,11 +275,11 @@ class Values:
             f"(({n.text} // {ROWS}) * {groups} + {k.text} // {layout.group}) * {ROWS}"
             f" + {n.text} % {ROWS}",
         )
-        at = f"{k.text} % {layout.code_bytes}"
+        nibbles = layout.code_bytes * 2 == layout.group
+        at = f"({k.text} % {layout.group}) // 2" if nibbles else f"{k.text} % {layout.group}"
         code = load(table, f"{cell} * {layout.code_bytes} + {at}", parts)
-        if layout.code_bytes * 2 == layout.group:
-            shift = f"(({k.text} % {layout.group}) // {layout.code_bytes}) * 4"
-            code = f"(({code}.to(tl.int32) >> ({shift})) & 15)"
+        if nibbles:
+            code = f"(({code}.to(tl.int32) >> (({k.text} & 1) * 4)) & 15)"
         else:
             code = f"{code}.to(tl.int8, bitcast=True)"
         scale = load(f"{table}_d", cell, parts) + ".to(tl.float32)"

@@ -54,25 +54,53 @@ def accepts_contract(body: Graph) -> str | None:
 
 
 def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    """Narrow tiles fill the chip with few rows, wide ones reuse what they load with many."""
-    few = [(16, bn, bk, warps, stages)
-           for bn, warps in ((16, 1), (32, 2), (32, 4), (64, 4), (16, 4), (128, 4))
-           for bk, stages in ((128, 4), (64, 5), (256, 3))]  # fmt: skip
-    many = [(bm, bn, bk, warps, stages)
-            for bm, bn, warps in ((64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 64, 4),
-                                  (32, 64, 4), (64, 32, 4))
-            for bk, stages in ((64, 3), (64, 4), (32, 4))]  # fmt: skip
-    ordered = [*few, *many] if rows <= 16 else [*many, *few]
-    if any(body.type_of(i).dtype.name == "f32" for n in _anchors(body, Kind.CONTRACT)
-           for i in n.inputs):  # fmt: skip
-        # Products in fp32 run on the plain cores: tiles that their registers hold.
-        ordered = [(16, 32, 32, 4, 2), (16, 16, 32, 2, 2), (16, 64, 32, 4, 2), (32, 32, 32, 4, 2),
-                   (32, 64, 32, 4, 2), (16, 32, 64, 4, 2), (16, 32, 32, 2, 2), (64, 32, 32, 4, 2)]
+    """Narrow tiles fill the chip with few rows, wide ones reuse what they load with many.
+
+    Quantised weights take the same matrix instruction in every schedule, that of tiles of at most
+    32 rows: larger ones would meet another, which groups the products of decoded codes otherwise.
+    """
+    types = {body.type_of(i).dtype for n in _anchors(body, Kind.CONTRACT) for i in n.inputs}
+    if any(t.name in ("f32", "f16") for t in types):
+        ordered = _FP32
+    elif any(isinstance(t, BlockFormat) for t in types):
+        ordered = [*_FEW_CODES, *_MANY_CODES] if rows <= 16 else [*_MANY_CODES, *_FEW_CODES]
+    else:
+        ordered = [*_FEW, *_MANY] if rows <= 32 else [*_MANY, *_FEW]
     found = [
         Schedule.of(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4)
         for bm, bn, bk, warps, stages in ordered
     ]
     return tuple(dict.fromkeys(found))
+
+
+# Rows, columns, values of k of a tile; warps; stages of its loads.
+_Tile = tuple[int, int, int, int, int]
+_FEW: list[_Tile] = [
+    (16, bn, bk, warps, stages)
+    for bk, stages in ((128, 4), (256, 3), (64, 5))
+    for bn, warps in ((16, 1), (32, 4), (32, 2), (64, 4), (16, 4), (128, 4))
+]
+_MANY: list[_Tile] = [
+    (bm, bn, bk, warps, stages)
+    for bk, stages in ((64, 3), (64, 4), (32, 4))
+    for bm, bn, warps in ((64, 64, 4), (128, 128, 8), (64, 128, 4), (128, 64, 4), (32, 64, 4),
+                          (64, 32, 4))
+]  # fmt: skip
+_FEW_CODES: list[_Tile] = [
+    (16, bn, bk, warps, stages)
+    for bk, stages in ((256, 2), (128, 3), (64, 4))
+    for bn, warps in ((16, 2), (16, 1), (32, 4), (16, 4), (32, 2))
+]
+_MANY_CODES: list[_Tile] = [
+    (32, bn, bk, warps, stages)
+    for bk, stages in ((64, 3), (128, 2), (32, 4))
+    for bn, warps in ((64, 4), (32, 4), (64, 2), (128, 4))
+]
+# Products in fp32 run on the plain cores: tiles that their registers hold.
+_FP32: list[_Tile] = [
+    (16, 32, 32, 4, 2), (16, 16, 32, 2, 2), (16, 64, 32, 4, 2), (32, 32, 32, 4, 2),
+    (32, 64, 32, 4, 2), (16, 32, 64, 4, 2), (16, 32, 32, 2, 2), (16, 16, 64, 2, 2),
+]  # fmt: skip
 
 
 def contract_scratch(

@@ -16,12 +16,13 @@ SM100 = Target(
     lanes=256,
     attend_chunk=128,
     attend_chunks=(64, 128, 256),
-    scale_order="factored",
+    scale_order="dequantise",
     peak_flops=2250e12,
     peak_bandwidth=8e12,
     buckets=(1, 4, 16, 64),
     kernels=KERNELS,
     invariance="unproven",
+    atom="mma",
 )
 
 

@@ -16,12 +16,13 @@ SM90 = Target(
     lanes=256,
     attend_chunk=128,
     attend_chunks=(64, 128, 256),
-    scale_order="factored",
+    scale_order="dequantise",
     peak_flops=790e12,
     peak_bandwidth=4.3e12,
     buckets=(1, 4, 16, 64),
     kernels=KERNELS,
     invariance="unproven",
+    atom="mma",
 )
 
 
