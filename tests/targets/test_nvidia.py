@@ -178,3 +178,16 @@ def test_golden_text_depends_on_the_spec_alone() -> None:
         assert source == emit(spec, templates[spec.template])
         assert source.file_name == f"{spec.symbol}.py"
         assert f"TW_KERNEL({spec.symbol})" in source.text
+
+
+@pytest.mark.parametrize("name", ["layers.0.q_proj", "layers.0.append_v", "layers.0.attend"])
+def test_printed_kernels(name: str, golden: Any) -> None:
+    """The text of a prologue with a reduction, of rotary pairs and stores, of an attention."""
+    target = resolve("sm90")[0]
+    graph = tiny_graph("q4_1", settings=BF16)
+    group, kind, body = next(b for b in distinct_bodies(graph) if b[0] == name)
+    template = next(t for t in target.kernels if t.kind == kind)
+    numerics = derive(kind, body.graph, target)
+    schedule = template.schedules(body.graph, numerics, 1)[0]
+    spec = KernelSpec(kind, body.graph, template.name, numerics, schedule, body.buffers)
+    golden(emit(spec, template).text.replace(spec.symbol, group))
