@@ -38,8 +38,8 @@ class KernelCache:
     def build(self, sources: Sequence[KernelSource], *, jobs: int, progress: Progress) -> Built:
         """Compile what is not cached, `jobs` at a time, together with the target's host sources."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        texts = {s.name: s.text for s in sources}
-        texts |= {Path(n).stem: t for n, t in self._support.items() if n.endswith(".cpp")}
+        texts = {s.file_name: s.text for s in sources}
+        texts |= {n: t for n, t in self._support.items() if n.endswith(".cpp")}
         objects = {name: self._folder / f"{self._key(text)}.o" for name, text in texts.items()}
         missing = [name for name, path in objects.items() if not path.exists()]
         if missing:
@@ -76,9 +76,9 @@ class KernelCache:
             shutil.rmtree(work, ignore_errors=True)
 
     def _compile_one(self, work: Path, name: str, text: str, target: Path) -> None:
-        source = work / f"{name}.cpp"
+        source = work / name
         source.write_text(text)
-        output = work / f"{name}.o"
+        output = source.with_suffix(".o")
         self._toolchain.compile(source, output)
         os.replace(output, target)
 

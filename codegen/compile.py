@@ -14,7 +14,7 @@ from tilewright.codegen.body import memory_type
 from tilewright.codegen.cache import KernelCache, Progress
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.elementary import MATH_VERSION
-from tilewright.codegen.emit.cpp import emit
+from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.pack import (
     ALIGNMENT,
@@ -33,7 +33,7 @@ from tilewright.codegen.plan import (
     state_record,
     tensor_record,
 )
-from tilewright.codegen.source import KernelSource
+from tilewright.codegen.source import SUFFIXES, KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.staging import MANIFEST, refuse_foreign, staging
 from tilewright.codegen.target import Target, Toolchain
@@ -214,7 +214,7 @@ def _write_sources(
     folder = stage / "sources"
     folder.mkdir()
     for source in sources:
-        (folder / f"{source.name}.cpp").write_text(source.text)
+        (folder / source.file_name).write_text(source.text)
     (folder / "model.txt").write_text(print_graph(job.graph))
     (folder / "fused.txt").write_text(print_graph(lowered.graph))
     (folder / "decisions.json").write_text(json.dumps(_decisions(lowered.decisions, plans)))
@@ -261,7 +261,7 @@ def _write_weights(
 def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> None:
     (folder / "kernels").mkdir(parents=True, exist_ok=True)
     for source in sources:
-        (folder / "kernels" / f"{source.name}.cpp").write_text(source.text)
+        (folder / "kernels" / source.file_name).write_text(source.text)
     plan = json.dumps(to_json(manifest)["buckets"], indent=1)
     (folder / "plan.txt").write_text(plan)
     (folder / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
@@ -308,7 +308,7 @@ def _manifest(
         weights_file=WEIGHTS,
         weights_bytes=weights_bytes,
         weights_digest=weights_digest,
-        kernels=_kernel_records(plans, specs),
+        kernels=_kernel_records(plans, specs, job.target),
         library=library,
         buckets=buckets,
         compile_config=job.config.to_json(),
@@ -319,8 +319,9 @@ def _manifest(
 
 
 def _kernel_records(
-    plans: Sequence[GroupPlan], specs: Sequence[KernelSpec]
+    plans: Sequence[GroupPlan], specs: Sequence[KernelSpec], target: Target
 ) -> tuple[KernelRecord, ...]:
+    suffixes = {t.name: SUFFIXES[t.language] for t in target.kernels}
     first: dict[str, GroupPlan] = {}
     for plan in plans:
         for spec in plan.specs.values():
@@ -332,7 +333,7 @@ def _kernel_records(
             KernelRecord(
                 symbol=spec.symbol,
                 template=spec.template,
-                source=f"sources/{spec.symbol}.cpp",
+                source=f"sources/{spec.symbol}{suffixes[spec.template]}",
                 nodes=first[spec.symbol].group.nodes,
                 numerics=spec.numerics.to_json(),
                 schedule=spec.schedule.to_json(),

@@ -15,6 +15,12 @@ from tilewright.codegen import elementary_numpy
 from tilewright.codegen.elementary import DEFINITIONS, MATH_VERSION, evaluate
 from tilewright.codegen.elementary_steps import Definition, Literal, Operand, f32_bits
 from tilewright.codegen.expr_cpp import CPP_OPERATIONS, cpp_function, cpp_header, cpp_literal
+from tilewright.codegen.expr_triton import (
+    TRITON_OPERATIONS,
+    triton_function,
+    triton_header,
+    triton_literal,
+)
 from tilewright.graph.errors import LowerError
 from tilewright.graph.scalar import Call, Const, Scalar, Var
 
@@ -33,6 +39,7 @@ class Language:
 
 LANGUAGES: dict[str, Language] = {
     "cpp": Language(CPP_OPERATIONS, cpp_literal, cpp_header, cpp_function),
+    "triton": Language(TRITON_OPERATIONS, triton_literal, triton_header, triton_function),
 }
 
 

@@ -28,7 +28,9 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
             return _contract(body, target)
         case "attend":
             lanes = target.lanes if any(n.op == "attend" for n in body.nodes) else 1
-            return Numerics(chunk=target.attend_chunk, lanes=lanes, combine="in_order")
+            return Numerics(
+                atom=target.atom, chunk=target.attend_chunk, lanes=lanes, combine="in_order"
+            )
         case "row" | "select":
             if context_bound:
                 raise LowerError(
@@ -90,6 +92,7 @@ def _contract(body: Graph, target: Target) -> Numerics:
     if len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
     return Numerics(
+        atom=target.atom,
         lanes=target.lanes,
         segments=1,
         scale_order=order if grouped else "none",

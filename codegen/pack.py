@@ -1,5 +1,5 @@
-"""Weights into the layouts kernels read: panels for matrices, plain rows for vectors and
-literals."""
+"""Weights into the layouts kernels read, by the language of the kernels: panels or blocks for
+matrices, plain rows for vectors and literals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.codegen.emit.cpp_types import packed_weights, panel_format
+from tilewright.codegen.arguments import matrix_weights
+from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, pack_panels, packed_bytes
+from tilewright.codegen.pack_gpu import pack_blocks, sections
 from tilewright.codegen.plan import GroupPlan
 from tilewright.graph import Graph, Weight
 from tilewright.graph.errors import LowerError
@@ -52,48 +54,27 @@ class PackedWeight:
         return np.concatenate(list(self.pieces()))
 
 
-def layouts(graph: Graph, plans: Sequence[GroupPlan]) -> Mapping[str, str]:
-    """Map each weight to its layout; raise LowerError where two kernels want different ones."""
-    found: dict[str, str] = {}
-    for plan in plans:
-        packed = packed_weights(plan.body.graph)
-        for weight in plan.body.graph.weights:
-            name = plan.body.binding[weight.name]
-            layout = _packed_layout(weight.type) if weight.name in packed else ROW_MAJOR
-            if found.setdefault(name, layout) != layout:
-                raise LowerError(
-                    f"weight '{name}': is read in two layouts: got {layout}, want {found[name]}"
-                )
-    return {w.name: found.get(w.name, ROW_MAJOR) for w in graph.weights}
+@dataclass(frozen=True)
+class Layout:
+    """A way to lay a weight out: its size in bytes, and its bytes piece by piece."""
+
+    size: Callable[[Weight], int]
+    pack: Callable[[Weight, WeightSource], Iterator[NDArray[np.uint8]]]
 
 
-def _packed_layout(type_: TensorType) -> str:
-    return "panels16" if panel_format(type_.dtype) in FORMATS else "scaled_rows"
+@dataclass(frozen=True)
+class Packing:
+    """How kernels of one language want some of their weights: `takes(body, weight)` says which,
+    `layout(type)` in what layout."""
+
+    takes: Callable[[Graph, str], bool]
+    layout: Callable[[TensorType], str]
 
 
-def pack_weights(
-    graph: Graph, plans: Sequence[GroupPlan], source: WeightSource
-) -> Iterator[PackedWeight]:
-    """Yield every weight packed, one at a time, in graph order.
-
-    The matrices of a stack, and the rows of a table with scales by row, are read and packed piece
-    by piece.
-    """
-    layout = layouts(graph, plans)
-    for weight in graph.weights:
-        name = layout[weight.name]
-        make = {"panels16": _panels, "scaled_rows": _rows, ROW_MAJOR: _plain}[name]
-        yield PackedWeight(weight, name, _size(weight, name), partial(make, weight, source))
-
-
-def _size(weight: Weight, layout: str) -> int:
-    dtype, shape = weight.type.dtype, [int(d) for d in weight.type.shape]
-    if layout == "panels16":
-        return math.prod(shape[:-2]) * packed_bytes(panel_format(dtype), *shape[-2:])
-    if layout == "scaled_rows":
-        assert isinstance(dtype, BlockFormat)
-        return math.prod(shape[:-1]) * dtype.row_bytes(shape[-1])
-    return int(weight.type.num_bytes)
+def _panels_size(weight: Weight) -> int:
+    shape = [int(d) for d in weight.type.shape]
+    matrices = math.prod(shape[:-2])
+    return matrices * packed_bytes(panel_format(weight.type.dtype), shape[-2], shape[-1])
 
 
 def _panels(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
@@ -110,12 +91,81 @@ def _panels(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]
         )
 
 
+def _rows_size(weight: Weight) -> int:
+    dtype, shape = weight.type.dtype, [int(d) for d in weight.type.shape]
+    assert isinstance(dtype, BlockFormat)
+    return math.prod(shape[:-1]) * dtype.row_bytes(shape[-1])
+
+
 def _rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     """Codes of a row, then its scales."""
     (name,) = weight.expr.tensors
     for piece in source.pieces(name, weight.type.dtype):
         assert piece.codes is not None and piece.d is not None
         yield np.concatenate((piece.codes, piece.d), 1).reshape(-1)
+
+
+def _blocks(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
+    dtype = weight.type.dtype
+    yield pack_blocks(dtype.name, source.unpacked(weight.name, dtype))
+
+
+def _blocks_size(weight: Weight) -> int:
+    n, k = (int(d) for d in weight.type.shape)
+    return sections(weight.type.dtype.name, n, k).end
+
+
+def _stored_size(weight: Weight) -> int:
+    return int(weight.type.num_bytes)
+
+
+def _is_matrix(body: Graph, weight: str) -> bool:
+    return weight in matrix_weights(body)
+
+
+def _is_quantised(body: Graph, weight: str) -> bool:
+    return isinstance(body.type_of(weight).dtype, BlockFormat)
+
+
+def _cpu_layout(type_: TensorType) -> str:
+    return "panels16" if panel_format(type_.dtype) in FORMATS else "scaled_rows"
+
+
+PACKINGS: Mapping[str, Packing] = {
+    "cpp": Packing(_is_matrix, _cpu_layout),
+    "triton": Packing(_is_quantised, lambda type_: "blocks16"),
+}
+
+
+def layouts(graph: Graph, plans: Sequence[GroupPlan]) -> Mapping[str, str]:
+    """Map each weight to its layout; raise LowerError where two kernels want different ones."""
+    found: dict[str, str] = {}
+    for plan in plans:
+        packing = PACKINGS[plan.choice.template.language]
+        for weight in plan.body.graph.weights:
+            name = plan.body.binding[weight.name]
+            takes = packing.takes(plan.body.graph, weight.name)
+            layout = packing.layout(weight.type) if takes else ROW_MAJOR
+            if found.setdefault(name, layout) != layout:
+                raise LowerError(
+                    f"weight '{name}': is read in two layouts: got {layout}, want {found[name]}"
+                )
+    return {w.name: found.get(w.name, ROW_MAJOR) for w in graph.weights}
+
+
+def pack_weights(
+    graph: Graph, plans: Sequence[GroupPlan], source: WeightSource
+) -> Iterator[PackedWeight]:
+    """Yield every weight packed, one at a time, in graph order.
+
+    The matrices of a stack, and the rows of a table with scales by row, are read and packed piece
+    by piece.
+    """
+    layout = layouts(graph, plans)
+    for weight in graph.weights:
+        packed = _LAYOUTS[layout[weight.name]]
+        pieces = partial(packed.pack, weight, source)
+        yield PackedWeight(weight, layout[weight.name], packed.size(weight), pieces)
 
 
 def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
@@ -131,6 +181,14 @@ def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     if dtype.name == "bf16" and values.dtype != np.uint16:
         values = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
     yield np.ascontiguousarray(values, _PLAIN[dtype.name]).reshape(-1).view(np.uint8)
+
+
+_LAYOUTS: Mapping[str, Layout] = {
+    "panels16": Layout(_panels_size, _panels),
+    "scaled_rows": Layout(_rows_size, _rows),
+    "blocks16": Layout(_blocks_size, _blocks),
+    ROW_MAJOR: Layout(_stored_size, _plain),
+}
 
 
 def weight_record(packed: PackedWeight, offset: int) -> WeightRecord:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
 from tilewright.codegen.body import Body, extract, memory_type, root_of
 from tilewright.codegen.buffers import Lifetime, place
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.cost import body_cost
-from tilewright.codegen.emit.cpp import argument_names, int_names, needs_scratch
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.passes.partition import kind_of
 from tilewright.codegen.select import Choice, select

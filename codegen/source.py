@@ -7,7 +7,7 @@ numerics makes such text rarely possible; this guards the choke point.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilewright.graph.errors import LowerError
@@ -32,7 +32,23 @@ FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
         ),
         (r"fast[-_]math|associative[-_]math|FP_CONTRACT\s+ON", "the compiler may reorder sums"),
     ),
+    "triton": (
+        (r"\batomic_\w+", "an atomic has no fixed order of accumulation"),
+        (r"\bautotune\b|\bheuristics\b", "schedules are chosen by the tuner, by name"),
+        (r"\btl\s*\.\s*rand\w*|\bphilox\b", "a kernel depends on its arguments alone"),
+        (r"\binline_asm\w*", "what it computes cannot be checked here"),
+        (
+            r"\btl\.(?:math\.)?(exp2?|log2?|sin|cos|erf|rsqrt|sqrt|sigmoid|softmax|fdiv)\s*\(",
+            "its bits are the compiler's: use the functions of tw_math",
+        ),
+        (r"\btl\.sum\s*\((?!tl\.reshape\()", "its order is the compiler's: use the fixed tree"),
+        (r"\btl\.(cumsum|cumprod|associative_scan|histogram)\b", "its order is not fixed"),
+        (r"\bclock\w*\s*\(|\bglobaltimer\b", "a kernel depends on its arguments alone"),
+        (r"allow_tf32|tf32", "the precision of a product is part of the numerics"),
+        (r"fp_fusion\W+True", "contraction is explicit: want enable_fp_fusion off"),
+    ),
 }
+SUFFIXES: Mapping[str, str] = {"cpp": ".cpp", "triton": ".py"}
 
 
 @dataclass(frozen=True)
@@ -43,13 +59,19 @@ class KernelSource:
     language: str
     text: str
 
+    @property
+    def file_name(self) -> str:
+        """Name of its file: the kernel's, with the suffix of its language."""
+        return self.name + SUFFIXES[self.language]
+
     def __post_init__(self) -> None:
         if self.language not in FORBIDDEN:
             known = ", ".join(FORBIDDEN)
             raise LowerError(
                 f"kernel '{self.name}': language '{self.language}': unknown: have {known}"
             )
-        for line_number, line in enumerate(_code(self.text).splitlines(), start=1):
+        code = _CODE[self.language](self.text)
+        for line_number, line in enumerate(code.splitlines(), start=1):
             for pattern, why in FORBIDDEN[self.language]:
                 found = re.search(pattern, line)
                 if found:
@@ -59,7 +81,14 @@ class KernelSource:
                     )
 
 
-def _code(text: str) -> str:
+def _cpp_code(text: str) -> str:
     """Return the text with comments blanked, line numbers kept."""
     blank = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group(0)), text, flags=re.S)
     return re.sub(r"//[^\n]*", "", blank)
+
+
+def _python_code(text: str) -> str:
+    return re.sub(r"#[^\n]*", "", text)
+
+
+_CODE: Mapping[str, Callable[[str], str]] = {"cpp": _cpp_code, "triton": _python_code}

@@ -47,7 +47,7 @@ class KernelTemplate:
 
     `accepts(body)` returns None, or why not. `schedules(body, rows, threads)` lists legal schedules
     for steps of up to `rows` rows, best first: heuristic and search space at once.
-    `scratch_bytes(body, numerics, schedule, bounds)` is per thread.
+    `scratch_bytes(body, numerics, schedule, bounds)` is per thread; a GPU counts as one thread.
     """
 
     name: str
@@ -56,6 +56,11 @@ class KernelTemplate:
     accepts: Callable[[Graph], str | None]
     schedules: Callable[[Graph, Numerics, int], tuple[Schedule, ...]]
     scratch_bytes: Callable[[Graph, Numerics, Schedule, Mapping[str, int]], int]
+
+    @property
+    def language(self) -> str:
+        """The language its text is in: the folder of templates it lies in."""
+        return self.path.partition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Target:
     buckets: tuple[int, ...]
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
+    atom: str = "fma"
     macros: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

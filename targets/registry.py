@@ -8,6 +8,10 @@ from tilewright.codegen.target import Target, Toolchain
 from tilewright.graph.errors import TargetError
 from tilewright.targets.cpu.target import VARIANTS, cpu_target
 from tilewright.targets.cpu.toolchain import CppToolchain
+from tilewright.targets.sm90.target import sm90_target
+from tilewright.targets.sm90.toolchain import sm90_toolchain
+from tilewright.targets.sm100.target import sm100_target
+from tilewright.targets.sm100.toolchain import sm100_toolchain
 
 MakeToolchain = Callable[[Target, str | None], Toolchain]
 
@@ -18,6 +22,8 @@ def _cpp(target: Target, cxx: str | None) -> Toolchain:
 
 TARGETS: Mapping[str, tuple[Callable[[str | None], Target], MakeToolchain]] = {
     "cpu": (cpu_target, _cpp),
+    "sm90": (sm90_target, sm90_toolchain),
+    "sm100": (sm100_target, sm100_toolchain),
 }
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.codegen.arguments import int_names, needs_scratch
 from tilewright.codegen.body import Body
 from tilewright.codegen.cache import KernelCache, Progress
-from tilewright.codegen.emit.cpp import emit, int_names, needs_scratch
+from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.plan import Bucket
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.codegen.emit.cpp import argument_names
-from tilewright.codegen.emit.cpp_types import packed_weights, panel_format
+from tilewright.codegen.arguments import argument_names, matrix_weights
+from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_cpu import FORMATS, PANEL, pack_panels, packed_bytes
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node, Role
@@ -102,7 +102,7 @@ def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0)
     Weights and states come in copies whose sizes add up to `rotated_bytes`.
     """
     rng = np.random.default_rng(seed)
-    body, packed = spec.body, packed_weights(spec.body)
+    body, packed = spec.body, matrix_weights(spec.body)
     found: dict[str, tuple[str, Array]] = {}
     for name in argument_names(body):
         type_ = spec.stored_type(name)

@@ -11,21 +11,21 @@ from typing import Any
 import jinja2
 
 import tilewright.templates
+from tilewright.codegen.arguments import (
+    ancestors,
+    argument_names,
+    int_names,
+    matrix_weights,
+    needs_scratch,
+)
 from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.cpp_index import select_variables
 from tilewright.codegen.emit.cpp_latent import latent_variables
 from tilewright.codegen.emit.cpp_route import place, routing
 from tilewright.codegen.emit.cpp_rows import RowPrinter, Sink
-from tilewright.codegen.emit.cpp_types import (
-    PACKED,
-    constant,
-    has_rows,
-    inner_shape,
-    packed_weights,
-    panel_format,
-    storage,
-)
+from tilewright.codegen.emit.cpp_types import PACKED, panel_format, storage
 from tilewright.codegen.emit.row_calls import row_headers
+from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
@@ -67,29 +67,9 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def argument_names(body: Graph) -> tuple[str, ...]:
-    """Tensor arguments in the order of the ABI: outputs, states, inputs, weights."""
-    return (
-        *(value for _, value in body.outputs),
-        *(s.name for s in body.states),
-        *(i.name for i in body.inputs),
-        *(w.name for w in body.weights),
-    )
-
-
-def needs_scratch(kind: str) -> bool:
-    """Say whether kernels of this kind take a workspace tensor after the weights."""
-    return kind in ("contract", "attend", "select")
-
-
-def int_names(body: Graph) -> tuple[str, ...]:
-    """Symbolic extents, passed as ints after the tensors."""
-    return tuple(d.name for d in body.dims)
-
-
 def _storage(body: Graph, name: str) -> Any:
     dtype = body.type_of(name).dtype
-    packed = name in packed_weights(body) or name in body.state and isinstance(dtype, BlockFormat)
+    packed = name in matrix_weights(body) or name in body.state and isinstance(dtype, BlockFormat)
     return PACKED if packed else storage(dtype)
 
 
@@ -115,7 +95,7 @@ def _entry(spec: KernelSpec, call: str) -> str:
         lines.append(f"  TW_INT({decl.name}, {position}, {decl.lower}, {decl.upper});")
     for position, name in enumerate(names):
         kind, type_ = _storage(body, name), spec.stored_type(name)
-        packed = name in packed_weights(body)
+        packed = name in matrix_weights(body)
         ndim = 1 if packed else max(type_.rank, 1)
         lines.append(f"  TW_TENSOR({name}, {position}, {kind.code}, {kind.bits}, {ndim});")
         for axis, extent in enumerate(() if packed else type_.shape):
@@ -208,7 +188,7 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
         "prologue": "" if direct else prologue,
         "input_row": direct,
         "routing": routing(body, anchors[0]),
-        "sections": [_section(spec, nodes, rows) for nodes in _sections(body, anchors)],
+        "sections": [_section(spec, nodes, rows) for nodes in sections_of(body, anchors)],
         "schedules": [{"max_rows": None, **chosen}],
         "entry": _entry(spec, call),
     }
@@ -228,28 +208,17 @@ def _prologue(spec: KernelSpec, activation: str, rows: Dim) -> tuple[str, str]:
         load = storage(type_.dtype).load.format(f"args.{activation}[row * {k} + j]")
         text = f"  for (int64_t j = 0; j < {k}; ++j) a[j] = {load};"
     else:
-        before = _ancestors(body, activation)
+        before = ancestors(body, activation)
         sinks = {root_of(body, activation): Sink("array", "a")}  # a view has no loop of its own
         text = RowPrinter(body, before, rows, sinks, spec.numerics.lanes).text()
     head = "static inline void prologue(const Args& args, int64_t row, float* __restrict a) {"
     return f"{head}\n{text}\n}}", ""
 
 
-def _ancestors(body: Graph, value: str) -> list[str]:
-    """Nodes a value depends on, itself included, in graph order."""
-    needed, todo = set(), [value]
-    while todo:
-        name = todo.pop()
-        if name in body.node and name not in needed:
-            needed.add(name)
-            todo += body.node[name].inputs
-    return [n.name for n in body.nodes if n.name in needed]
-
-
-def _sections(body: Graph, anchors: list[Node]) -> list[list[Node]]:
+def sections_of(body: Graph, anchors: list[Node]) -> list[list[Node]]:
     """Anchors whose results meet in an epilogue share a section: their panels are walked
     together."""
-    before = set(_ancestors(body, anchors[0].inputs[0]))
+    before = set(ancestors(body, anchors[0].inputs[0]))
     part = {n.name: i for i, n in enumerate(anchors)}
     for node in body.nodes:
         if node.name in part or node.name in before:
@@ -407,7 +376,7 @@ def _load_q(body: Graph, q: str, heads: int, width: int, tokens: Dim) -> str:
     known: dict[str, str] = {}
     lines: list[str] = []
     if q in body.node:
-        nodes = [body.node[n] for n in _ancestors(body, q)]
+        nodes = [body.node[n] for n in ancestors(body, q)]
         lines = _elementwise(body, nodes, known, tokens, index=("head", "j"), row="token")
         value = known[q]
     else:
@@ -424,7 +393,7 @@ def _load_q(body: Graph, q: str, heads: int, width: int, tokens: Dim) -> str:
 
 def _attend_epilogue(body: Graph, anchor: Node, heads: int, width: int, tokens: Dim) -> str:
     known = {anchor.name: "out[j]"}
-    before = set(_ancestors(body, anchor.name))
+    before = set(ancestors(body, anchor.name))
     nodes = [n for n in body.nodes if n.name not in before]
     lines = _elementwise(body, nodes, known, tokens, index=("head", "j"), row="token")
     for _, value in body.outputs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.codegen.emit.cpp_types import constant
+from tilewright.codegen.emit.shapes import constant
 from tilewright.graph import Graph, Node
 
 

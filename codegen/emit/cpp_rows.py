@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.codegen.emit.cpp_types import inner_shape, storage
+from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.row_access import (
     RowAccess,
     Sink,
@@ -20,6 +20,7 @@ from tilewright.codegen.emit.row_access import (
 from tilewright.codegen.emit.row_calls import call_lines
 from tilewright.codegen.emit.row_order import Nest, Run
 from tilewright.codegen.emit.row_plan import RowPlanner
+from tilewright.codegen.emit.shapes import inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim

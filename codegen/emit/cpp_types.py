@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.graph import Graph
-from tilewright.graph.dims import Dim, evaluate, symbols_of
 from tilewright.graph.errors import LowerError
-from tilewright.graph.ops import Kind, op_def
-from tilewright.graph.types import BlockFormat, DType, TensorType
+from tilewright.graph.types import BlockFormat, DType
 
 
 @dataclass(frozen=True)
@@ -65,33 +62,3 @@ def panel_format(dtype: DType | BlockFormat) -> str:
         known = ", ".join(PANEL_FORMATS)
         raise LowerError(f"weight format '{dtype}': no packed layout: have {known}")
     return PANEL_FORMATS[str(dtype)]
-
-
-def packed_weights(body: Graph) -> frozenset[str]:
-    """Return the weights a body reads as panels: matrices of contractions and embeddings."""
-    found = set()
-    for node in body.nodes:
-        if op_def(node.op).kind is Kind.CONTRACT or node.op == "embedding":
-            if node.inputs[1] in body.weight:
-                found.add(node.inputs[1])
-    return frozenset(found)
-
-
-def constant(extent: Dim) -> int:
-    """Return an extent that must be known when the kernel is generated."""
-    if symbols_of([extent]):
-        raise LowerError(f"extent '{extent}': is symbolic: want a constant inside a row")
-    return evaluate(extent, {})
-
-
-def inner_shape(type_: TensorType, rank: int, rows: Dim) -> tuple[int, ...]:
-    """Return the shape of an operand within one row, for a result of `rank` axes."""
-    shape = type_.shape
-    if len(shape) == rank and rank > 0 and (shape[0] == rows or shape[0] == 1):
-        shape = shape[1:]
-    return tuple(constant(d) for d in shape)
-
-
-def has_rows(type_: TensorType, rank: int, rows: Dim) -> bool:
-    """Say whether an operand has one entry per row."""
-    return len(type_.shape) == rank and rank > 0 and type_.shape[0] == rows

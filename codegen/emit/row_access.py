@@ -7,14 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen.emit.cpp_types import (
-    constant,
-    has_rows,
-    inner_shape,
-    packed_weights,
-    storage,
-)
+from tilewright.codegen.arguments import matrix_weights
+from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.row_plan import RowPlan, row_shape
+from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, product
 from tilewright.graph.errors import LowerError
@@ -119,7 +115,7 @@ class RowAccess:
         if root in self.inside:
             loaded = f"{array_name(root)}[{self.place(root, used, shape)}]"
             return f"((float){loaded})" if is_int(type_) and not as_int else loaded
-        if value in packed_weights(self.body):
+        if value in matrix_weights(self.body):
             raise LowerError(f"weight '{value}': is packed in panels: want a plain operand")
         start = ""
         if row != "row" or self.rowwise(value, type_, rank):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.codegen.emit.cpp_types import constant, inner_shape, panel_format, storage
+from tilewright.codegen.emit.cpp_types import panel_format, storage
 from tilewright.codegen.emit.row_access import (
     PLAIN,
     RowAccess,
@@ -18,6 +18,7 @@ from tilewright.codegen.emit.row_access import (
     stored_text,
 )
 from tilewright.codegen.emit.row_plan import works_on_lines
+from tilewright.codegen.emit.shapes import constant, inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import product, to_json

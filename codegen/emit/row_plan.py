@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tilewright.codegen.emit.cpp_types import inner_shape
 from tilewright.codegen.emit.row_demand import Guard, demands
 from tilewright.codegen.emit.row_order import Nest, Run, runs_of
+from tilewright.codegen.emit.shapes import inner_shape
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.ops import Kind, op_def

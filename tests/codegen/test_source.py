@@ -42,6 +42,31 @@ def test_planted_violations_are_refused(line: str, found: str, why: str) -> None
     assert str(caught.value) == f"kernel 'row_1': forbidden text '{found}' in line 3: {why}"
 
 
+MINE = "its bits are the compiler's: use the functions of tw_math"
+PLANTED_TRITON = [
+    ("tl.atomic_add(y + i, x)", "atomic_add", ATOMIC),
+    ("@triton.autotune(configs=[])", "autotune", "schedules are chosen by the tuner, by name"),
+    ("x = tl.rand(seed, i)", "tl.rand", "a kernel depends on its arguments alone"),
+    ("y = tl.exp(x)", "tl.exp(", MINE),
+    ("y = tl.math.exp2(x)", "tl.math.exp2(", MINE),
+    ("y = tl.sum(x, axis=0)", "tl.sum(", "its order is the compiler's: use the fixed tree"),
+    ("y = tl.cumsum(x, 0)", "tl.cumsum", "its order is not fixed"),
+    ('y = tl.dot(a, b, input_precision="tf32")', "tf32",
+     "the precision of a product is part of the numerics"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "found", "why"), PLANTED_TRITON)
+def test_planted_violations_in_triton_are_refused(line: str, found: str, why: str) -> None:
+    with pytest.raises(LowerError) as caught:
+        KernelSource("row_1", "triton", f"# first\ndef f():\n    {line}\n")
+    assert str(caught.value) == f"kernel 'row_1': forbidden text '{found}' in line 3: {why}"
+
+
+def test_comments_in_triton_may_say_anything() -> None:
+    KernelSource("row_1", "triton", "x = 7 // 2  # no tl.atomic_add here\n")
+
+
 def test_comments_may_say_anything() -> None:
     KernelSource("row_1", "cpp", "// std::atomic\n/* fetch_add\n #pragma omp */ int x;\n")
 
@@ -49,7 +74,7 @@ def test_comments_may_say_anything() -> None:
 def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(LowerError) as caught:
         KernelSource("row_1", "basic", "")
-    assert str(caught.value) == "kernel 'row_1': language 'basic': unknown: have cpp"
+    assert str(caught.value) == "kernel 'row_1': language 'basic': unknown: have cpp, triton"
 
 
 def test_flags_that_reorder_sums_are_refused() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tilewright.codegen.arguments import argument_names
 from tilewright.codegen.body import Body, extract
 from tilewright.codegen.config import CompileConfig
-from tilewright.codegen.emit.cpp import argument_names
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.pipeline import lower

@@ -1,0 +1,146 @@
+"""Texts of the Triton attention template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.codegen.arguments import ancestors
+from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.emit.triton_host import (
+    Launch,
+    host_text,
+    launch_table,
+    parameters,
+    workspace_pointers,
+)
+from tilewright.codegen.emit.triton_rows import power_of_two
+from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
+from tilewright.codegen.expr import print_scalar
+from tilewright.codegen.spec import KernelSpec
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import Dim, DimJson, to_json
+from tilewright.graph.errors import LowerError
+from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.scalar import Const
+
+ROW = Index("row", block=False)
+
+
+def attend(spec: KernelSpec) -> Mapping[str, Any]:
+    """Return the template's variables."""
+    body, schedule = spec.body, spec.schedule.values
+    (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
+    q, k, v, positions, request_rows, tables = anchor.inputs
+    _, kv_heads, block_size, width = (_number(d) for d in body.type_of(k).shape)
+    heads, tokens = constant(anchor.type.shape[1]), anchor.type.shape[0]
+    each = heads // kv_heads
+    padded, group = max(16, power_of_two(width)), max(16, power_of_two(each))
+    stride = to_json(body.type_of(tables).shape[1])
+    cast = triton_type(body.type_of(k).dtype)
+    chunks: DimJson = ["ceildiv", ["mul", stride, block_size], spec.numerics.chunk]
+    launches, scratch = _launches(spec, tokens, heads, kv_heads, width, chunks)
+    query, query_value = _query(body, q, tokens, each, group, width, padded)
+    member = Index("member", block=False)
+    lanes = Index("across", f"across < {width}" if padded != width else "")
+    return {
+        "parameters": parameters(spec, launches[0]),
+        "split": bool(schedule["split"]),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "heads_each": each,
+        "group": group,
+        "width": width,
+        "padded": padded,
+        "block_size": block_size,
+        "chunk": spec.numerics.chunk,
+        "num_chunks": f"(({stride} * {block_size} + {spec.numerics.chunk - 1}) // "
+        f"{spec.numerics.chunk})",
+        "positions": positions,
+        "request_rows": request_rows,
+        "tables": tables,
+        "table_stride": stride,
+        "k_cache": k,
+        "v_cache": v,
+        "scale": print_scalar(Const(float(str(anchor.attr["scale"]))), {}, "triton"),
+        "cast": cast,
+        "precision": ', input_precision="ieee"' if cast == "float32" else "",
+        "query": query,
+        "query_value": query_value,
+        "epilogue": _epilogue(body, anchor, tokens, *_tile(each, group, width, padded)),
+        "combine_epilogue": _epilogue(body, anchor, tokens, [], (member, lanes)),
+        "launches": launch_table(spec, launches),
+        "host": host_text(spec, launches, scratch),
+    }
+
+
+def _number(extent: Dim) -> int:
+    """Return a constant extent; the count of cache blocks, which is not one, reads as 0."""
+    return extent if isinstance(extent, int) else 0
+
+
+def _launches(
+    spec: KernelSpec, tokens: Dim, heads: int, kv_heads: int, width: int, chunks: DimJson
+) -> tuple[list[Launch], DimJson]:
+    schedule, count = spec.schedule.values, to_json(tokens)
+    warps, stages = schedule["warps"], schedule["stages"]
+    if not schedule["split"]:
+        return [Launch("attend", (count, kv_heads, 1), warps, stages)], 0
+    parts: DimJson = ["mul", count, heads, chunks, 4]
+    work, scratch = workspace_pointers(
+        {
+            "part_max": ("fp32", parts),
+            "part_sum": ("fp32", parts),
+            "part_mix": ("fp32", ["mul", parts, width]),
+        }
+    )
+    return [
+        Launch("parts", (count, kv_heads, chunks), warps, stages, work),
+        Launch("combine", (count, heads, 1), 1, 2, work),
+    ], scratch
+
+
+def _tile(each: int, group: int, width: int, padded: int) -> tuple[list[str], tuple[Index, Index]]:
+    """Positions of a kv head's query heads by the width of a head."""
+    lines = [
+        f"member = tl.arange(0, {group})[:, None]",
+        f"head = kv_head * {each} + member",
+        f"lane = tl.arange(0, {padded})[None, :]",
+    ]
+    head = Index("head", f"member < {each}" if group != each else "")
+    return lines, (head, Index("lane", f"lane < {width}" if padded != width else ""))
+
+
+def _query(
+    body: Graph, q: str, tokens: Dim, each: int, group: int, width: int, padded: int
+) -> tuple[list[str], str]:
+    lines, index = _tile(each, group, width, padded)
+    names = ancestors(body, q) if q in body.node else []
+    values, scope = Values(body, names, tokens, ROW, {}), Scope(list(lines))
+    found = values.operand(scope, q, index, 3, ROW)
+    # Positions past the heads and the width take part in products: they must hold 0.
+    masks = " & ".join(f"({i.mask})" for i in index if i.mask)
+    return scope.lines, f"tl.where({masks}, {found}, 0.0)" if masks and names else found
+
+
+def _epilogue(
+    body: Graph, anchor: Node, tokens: Dim, lines: list[str], index: tuple[Index, Index]
+) -> list[str]:
+    """Elementwise nodes on the mixed values, and the stores of what leaves the kernel."""
+    before = set(ancestors(body, anchor.name))
+    names = [n.name for n in body.nodes if n.name not in before]
+    values = Values(body, names, tokens, ROW, {anchor.name: "mixed"})
+    scope = Scope(list(lines))
+    heads, width = (constant(d) for d in anchor.type.shape[1:])
+    for _, value in body.outputs:
+        type_ = body.type_of(value)
+        if type_.shape != anchor.type.shape:
+            raise LowerError(f"output '{value}': got {type_}, want the shape of {anchor.type}")
+        text = values.operand(scope, value, index, 3, ROW)
+        dtype = triton_type(type_.dtype)
+        narrowed = text if dtype == "float32" else f"{text}.to(tl.{dtype})"
+        masks = " & ".join(f"({i.mask})" for i in index if i.mask)
+        at = f"(row * {heads} + {index[0].text}) * {width} + {index[1].text}"
+        mask = f", mask={masks}" if masks else ""
+        scope.lines.append(f"tl.store({value} + {at}, {narrowed}{mask})")
+    return scope.lines

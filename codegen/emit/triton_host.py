@@ -1,0 +1,169 @@
+"""The host side of a Triton source: its launches as data, and the exported C++ function that checks
+its arguments, computes each grid and launches the embedded kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
+from tilewright.codegen.emit.cpp_types import PACKED, storage
+from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.emit.triton_values import triton_type
+from tilewright.codegen.pack_gpu import block_layout, sections
+from tilewright.codegen.spec import KernelSpec
+from tilewright.graph.dims import DimJson, to_json
+from tilewright.graph.errors import LowerError
+from tilewright.graph.types import BlockFormat
+
+_POINTERS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
+_SCALES = {"<f2": "fp16", "<f4": "fp32"}
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A pointer parameter of a kernel: `offset` bytes into tensor argument `tensor`."""
+
+    name: str
+    tensor: str
+    dtype: str  # Triton's name of the element type
+    offset: DimJson = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a source: function name, grid in blocks, options, extra pointers."""
+
+    kernel: str
+    grid: tuple[DimJson, DimJson, DimJson]
+    num_warps: int
+    num_stages: int = 2
+    pointers: tuple[Pointer, ...] = field(default=())
+
+
+def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
+    """Return the pointers every kernel of a body takes, in the order of the ABI."""
+    found = []
+    for name in argument_names(spec.body):
+        type_ = spec.stored_type(name)
+        if not isinstance(type_.dtype, BlockFormat):
+            found.append(Pointer(name, name, _POINTERS[triton_type(type_.dtype)]))
+            continue
+        layout = block_layout(type_.dtype.name)
+        places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
+        scale = _SCALES[layout.scale]
+        found.append(Pointer(name, name, "u8"))
+        found.append(Pointer(f"{name}_d", name, scale, places.scales))
+        if layout.has_min:
+            found.append(Pointer(f"{name}_m", name, scale, places.minima))
+    return tuple(found)
+
+
+def parameters(spec: KernelSpec, launch: Launch) -> str:
+    """Return the parameter list of a kernel function."""
+    names = [p.name for p in (*pointers(spec), *launch.pointers)]
+    return ", ".join([*names, *int_names(spec.body)])
+
+
+def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
+    """Return the launches as a Python literal, for the toolchain and for tests."""
+    lines = ["LAUNCHES = ("]
+    for launch in launches:
+        found = (*pointers(spec), *launch.pointers)
+        lines += [
+            "    {",
+            f'        "kernel": {launch.kernel},',
+            f'        "grid": {list(launch.grid)!r},',
+            f'        "pointers": {[(p.name, p.tensor, p.dtype, p.offset) for p in found]!r},',
+            f'        "ints": {list(int_names(spec.body))!r},',
+            f'        "num_warps": {launch.num_warps},',
+            f'        "num_stages": {launch.num_stages},',
+            "    },",
+        ]
+    return "\n".join([*lines, ")"])
+
+
+def cpp_extent(tree: DimJson) -> str:
+    """Print an extent in the names of the kernel's ints."""
+    if not isinstance(tree, list):
+        return str(tree)
+    head, *args = tree
+    texts = [cpp_extent(a) for a in args]
+    match head:
+        case "add":
+            return "(" + " + ".join(texts) + ")"
+        case "mul":
+            return "(" + " * ".join(texts) + ")"
+        case "ceildiv":
+            return f"(({texts[0]} + {texts[1]} - 1) / {texts[1]})"
+        case _:
+            raise LowerError(f"extent '{tree}': has no C++ form: want +, *, ceildiv")
+
+
+def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) -> str:
+    """Return the exported function; `scratch` bytes of workspace must be there."""
+    body, names, ints = spec.body, argument_names(spec.body), int_names(spec.body)
+    has_scratch = needs_scratch(spec.kind)
+    first_int = len(names) + has_scratch
+    lines = [f"TW_KERNEL({spec.symbol}) {{", f"  TW_ARGUMENTS({first_int + len(ints)});"]
+    for position, decl in enumerate(body.dims, start=first_int):
+        lines.append(f"  TW_INT({decl.name}, {position}, {decl.lower}, {decl.upper});")
+    for position, name in enumerate(names):
+        lines += _tensor_checks(spec, name, position)
+    if has_scratch:
+        lines.append(f"  TW_TENSOR(workspace, {len(names)}, kDLUInt, 8, 1);")
+        lines.append(f"  TW_AT_LEAST(workspace, {cpp_extent(scratch)});")
+    for name in names[1:]:
+        lines.append(f"  TW_SAME_DEVICE({name}, {names[0]});")
+    for launch in launches:
+        lines += _launch_lines(spec, launch, names[0])
+    return "\n".join([*lines, "  return 0;", "}"])
+
+
+def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
+    type_ = spec.stored_type(name)
+    packed = isinstance(type_.dtype, BlockFormat)
+    kind = PACKED if packed else storage(type_.dtype)
+    ndim = 1 if packed else max(type_.rank, 1)
+    lines = [f"  TW_TENSOR({name}, {position}, {kind.code}, {kind.bits}, {ndim});"]
+    if packed:
+        places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
+        return [*lines, f"  TW_EXTENT({name}, 0, {places.end});"]
+    return lines + [
+        f"  TW_EXTENT({name}, {axis}, {cpp_extent(to_json(extent))});"
+        for axis, extent in enumerate(type_.shape)
+    ]
+
+
+def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
+    found = (*pointers(spec), *launch.pointers)
+    lines = ["  {"]
+    for i, p in enumerate(found):
+        offset = cpp_extent(p.offset)
+        lines.append(f"    uint64_t p{i} = (uint64_t)(uintptr_t){p.tensor}->data + {offset};")
+    ints = int_names(spec.body)
+    lines += [f"    int32_t n{i} = (int32_t){name};" for i, name in enumerate(ints)]
+    places = [f"&p{i}" for i in range(len(found))] + [f"&n{i}" for i in range(len(ints))]
+    # Triton's kernels take two more pointers, to scratch that these kernels do not use.
+    lines += [
+        "    uint64_t none = 0;",
+        f"    void* parameters[] = {{{', '.join([*places, '&none', '&none'])}}};",
+        f"    const int64_t grid[] = {{{', '.join(cpp_extent(g) for g in launch.grid)}}};",
+        f"    TW_LAUNCH({launch.kernel}, grid, parameters, {first}->device.device_id);",
+        "  }",
+    ]
+    return lines
+
+
+def workspace_pointers(
+    parts: Mapping[str, tuple[str, DimJson]],
+) -> tuple[tuple[Pointer, ...], DimJson]:
+    """Place buffers (Triton type, bytes) one after the other in the workspace, 256-byte aligned."""
+    found: list[Pointer] = []
+    total: DimJson = 0
+    for name, (dtype, num_bytes) in parts.items():
+        found.append(Pointer(name, "workspace", dtype, total))
+        rounded: DimJson = ["mul", ["ceildiv", num_bytes, 256], 256]
+        total = rounded if total == 0 else ["add", total, rounded]
+    return tuple(found), total

@@ -1,0 +1,139 @@
+"""A process that turns Triton sources into cubins: reads one JSON request a line, answers one.
+
+It runs apart from the compiler so that several sources are compiled at once, and so that a crash
+of the toolchain is an error message. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
+FORBIDDEN_PTX = (
+    (r"\b(?:atom|red)\.", "an atomic has no fixed order of accumulation"),
+    (r"\bcp\.reduce\.", "a bulk reduction has no fixed order of accumulation"),
+    (r"\.approx\b", "an approximation has the chip's own bits"),
+    (r"\bdiv\.full\b", "an approximate division has the chip's own bits"),
+    (r"\.ftz\b", "subnormals are numbers"),
+)
+
+
+def scan_ptx(name: str, ptx: str) -> str | None:
+    """Return why a kernel is refused, or None."""
+    for number, line in enumerate(ptx.splitlines(), start=1):
+        code = line.partition("//")[0]
+        for pattern, why in FORBIDDEN_PTX:
+            found = re.search(pattern, code)
+            if found:
+                shown = code.strip()[:80]
+                return f"'{name}': forbidden '{shown}' in line {number} of its PTX: {why}"
+    return None
+
+
+def load_source(path: Path) -> Any:
+    """Import a generated module; what it imports lies beside it."""
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        for name in [n for n in sys.modules if n.startswith("tw_")]:
+            del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
+    """Compile one kernel ahead of time; contraction is off, so that every fma is ours."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {name: f"*{dtype}" for name, _, dtype, _ in launch["pointers"]}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+    signature |= {name: "i32" for name in launch["ints"]}
+    source = ASTSource(fn=launch["kernel"], signature=signature, constexprs={}, attrs=aligned)
+    options = {
+        "num_warps": launch["num_warps"],
+        "num_stages": launch["num_stages"],
+        "enable_fp_fusion": False,
+    }
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def build(path: Path, capability: int) -> dict[str, Any]:
+    """Write the cubins and the host text of a source beside it; return what each kernel uses."""
+    module = load_source(path)
+    host = ['#include "tw_cuda.h"']
+    report = []
+    for launch in module.LAUNCHES:
+        name = launch["kernel"].__name__
+        made = compile_launch(launch, capability)
+        refused = scan_ptx(f"{path.stem}.{name}", made.asm["ptx"])
+        if refused:
+            raise ValueError(refused)
+        if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
+            raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
+        cubin = path.with_name(f"{path.stem}.{name}.cubin")
+        cubin.write_bytes(made.asm["cubin"])
+        cubin.with_suffix(".ptx").write_text(made.asm["ptx"])
+        threads, shared = made.metadata.num_warps * 32, made.metadata.shared
+        host.append(
+            f'TW_CUBIN({name}, "{cubin}", "{made.metadata.name}", {threads}, {shared});'
+        )
+        report.append(
+            {"kernel": name, "threads": threads, "shared_bytes": shared, **usage(cubin)}
+        )
+    text = "\n".join(host) + "\n" + module.HOST
+    # Symbols of an object must not meet those of another.
+    text = text.replace("TW_CUBIN(", f"TW_CUBIN({path.stem}_").replace(
+        "TW_LAUNCH(", f"TW_LAUNCH({path.stem}_"
+    )
+    path.with_suffix(".host.cpp").write_text(text)
+    return {"kernels": report}
+
+
+def usage(cubin: Path) -> dict[str, int]:
+    """Return registers and bytes of local memory a thread, as the assembler reports them."""
+    import triton.backends.nvidia as backend
+
+    tool = Path(backend.__path__[0]) / "bin" / "cuobjdump"
+    if not tool.exists():
+        return {}
+    done = subprocess.run(
+        [str(tool), "-res-usage", str(cubin)], capture_output=True, text=True, check=False
+    )
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", done.stdout)
+    if found is None:
+        return {}
+    registers, stack, _, local = map(int, found.groups())
+    return {"registers": registers, "spilled_bytes": stack + local}
+
+
+def serve() -> None:
+    """Answer requests {source, capability} until the input ends."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what a compiler prints is no answer
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = build(Path(request["source"]), request["capability"])
+        except Exception as error:  # every failure of the toolchain is an answer
+            text = str(error).strip() or type(error).__name__
+            answer = {"error": text.splitlines()[-1][:500], "trace": traceback.format_exc()[-4000:]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,156 @@
+"""Triton sources to one library: cubins by Triton in processes of their own, the host side by g++.
+
+A GPU is needed neither to build nor to load, and the library needs neither Triton nor CUDA's
+toolkit where it runs: the driver only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
+from tilewright.codegen.expr import prelude
+from tilewright.codegen.target import Target
+from tilewright.graph.errors import TargetError
+
+HOST_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-w")
+
+
+class BuildProcess:
+    """One process that compiles Triton sources, one at a time."""
+
+    def __init__(self) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tilewright.targets.nvidia.build"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=environment,
+        )  # fmt: skip
+        self._stop = weakref.finalize(self, _end, self._process)
+
+    def build(self, source: Path, capability: int) -> Mapping[str, Any]:
+        """Compile one source; raise TargetError with the compiler's words."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            request = {"source": str(source), "capability": capability}
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise TargetError(f"kernel '{source.stem}': the Triton compiler ended without a word")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise TargetError(f"kernel '{source.stem}': Triton failed: {answer['error']}")
+        return answer
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+class NvidiaToolchain:
+    """Compiles for one chip. `cxx` names the C++ compiler of the host side, else the first found.
+
+    `reports` holds registers, spilled bytes and shared memory of every kernel compiled here.
+    """
+
+    def __init__(self, target: Target, *, capability: int, cxx: str | None = None) -> None:
+        self.target, self.capability = target, capability
+        self.reports: dict[str, list[Mapping[str, Any]]] = {}
+        self._named = cxx
+        self._idle: list[BuildProcess] = []
+        self._lock = threading.Lock()
+
+    @cached_property
+    def compiler(self) -> str:
+        wanted = [self._named] if self._named else ["g++", "clang++", "c++"]
+        for name in wanted:
+            found = shutil.which(name)
+            if found:
+                return found
+        raise TargetError(
+            f"target '{self.target.name}': no C++ compiler found: looked for "
+            f"{', '.join(wanted)}; install g++ or name one in TILEWRIGHT_CXX"
+        )
+
+    def identity(self) -> str:
+        """Versions of both compilers and the flags."""
+        return f"{self._version} {' '.join((*self.target.flags, *HOST_FLAGS))}"
+
+    @cached_property
+    def _version(self) -> str:
+        try:
+            triton = version("triton")
+        except ModuleNotFoundError:
+            raise TargetError(
+                f"target '{self.target.name}': Triton is not installed: want triton 3.7 or later"
+            ) from None
+        host = self._run(["--version"], "version").splitlines()[0]
+        return f"triton {triton}; {host}"
+
+    def compile(self, source: Path, output: Path) -> None:
+        """Compile one source to an object: Triton first if it is one of its sources."""
+        if source.suffix == ".py":
+            report = self._triton(source)
+            self.reports[source.stem] = report["kernels"]
+            source = source.with_suffix(".host.cpp")
+        import tvm_ffi.libinfo
+
+        includes = [
+            source.parent,
+            Path(tvm_ffi.libinfo.find_include_path()),
+            Path(tvm_ffi.libinfo.find_dlpack_include_path()),
+        ]
+        flags = [f"-I{path}" for path in includes]
+        self._run([*HOST_FLAGS, *flags, "-c", str(source), "-o", str(output)], source.stem)
+
+    def _triton(self, source: Path) -> Mapping[str, Any]:
+        """Compile in an idle process, or in a new one."""
+        with self._lock:
+            process = self._idle.pop() if self._idle else None
+        process = process or BuildProcess()
+        report = process.build(source, self.capability)
+        with self._lock:
+            self._idle.append(process)
+        return report
+
+    def link(self, objects: Sequence[Path], output: Path) -> None:
+        """Link a shared library; the names of TVM-FFI are found in the process that loads it."""
+        arguments = ["-shared", "-o", str(output), *map(str, objects), "-ldl", "-lpthread"]
+        self._run(arguments, output.stem)
+
+    def support_sources(self) -> Mapping[str, str]:
+        """Modules that every kernel may import, and the host sources, by file name."""
+        texts = {p.name: p.read_text() for p in sorted((TEMPLATE_ROOT / "cuda").glob("tw_*"))}
+        for path in sorted((TEMPLATE_ROOT / "triton").glob("tw_*.triton")):
+            texts[f"{path.stem}.py"] = path.read_text()
+        return {**texts, "tw_math.py": prelude("triton")}
+
+    def _run(self, arguments: Sequence[str], what: str) -> str:
+        done = subprocess.run(
+            [self.compiler, *arguments], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [
+                done.stderr.strip() or f"exit code {done.returncode}"
+            ]
+            raise TargetError(f"kernel '{what}': the C++ compiler failed: {lines[0][:500]}")
+        return done.stdout

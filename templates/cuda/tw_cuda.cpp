@@ -1,0 +1,289 @@
+// The fixed host part of every CUDA artifact: argument checks, the driver, launches.
+#include "tw_cuda.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <tvm/ffi/extra/c_env_api.h>
+
+namespace {
+
+// Names and numbers of the driver API, as its documentation gives them.
+typedef int Result;
+constexpr int ATTRIBUTE_MAX_DYNAMIC_SHARED = 8;
+constexpr int64_t MAX_GRID[] = {(int64_t(1) << 31) - 1, 65535, 65535};
+constexpr unsigned FREE_SHARED_BYTES = 48 << 10;  // more must be asked for
+
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    int allowed;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+
+// Lets a kernel be launched before the one in front of it ends: each waits itself (tw_begin).
+constexpr int PROGRAMMATIC_SERIALIZATION = 6;
+
+struct Driver {
+  void* library;
+  char error[160];
+  Result (*init)(unsigned);
+  Result (*get_device)(int*, int);
+  Result (*retain_context)(void**, int);
+  Result (*get_current)(void**);
+  Result (*push_current)(void*);
+  Result (*pop_current)(void**);
+  Result (*load_module)(void**, const void*);
+  Result (*get_function)(void**, void*, const char*);
+  Result (*set_attribute)(void*, int, int);
+  Result (*launch)(const LaunchConfig*, void*, void**, void**);
+  Result (*error_string)(Result, const char**);
+};
+
+Driver driver;
+pthread_once_t driver_once = PTHREAD_ONCE_INIT;
+pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+template <class Function>
+void find(Function* function, const char* name) {
+  *function = reinterpret_cast<Function>(dlsym(driver.library, name));
+  if (*function == nullptr && driver.error[0] == 0) {
+    snprintf(driver.error, sizeof driver.error,
+             "the CUDA driver is too old: it has no %s; install a driver of CUDA 12 or later", name);
+  }
+}
+
+void open_driver() {
+  driver.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver.library == nullptr) {
+    snprintf(driver.error, sizeof driver.error,
+             "no CUDA driver: libcuda.so.1 cannot be opened on this machine");
+    return;
+  }
+  find(&driver.init, "cuInit");
+  find(&driver.get_device, "cuDeviceGet");
+  find(&driver.retain_context, "cuDevicePrimaryCtxRetain");
+  find(&driver.get_current, "cuCtxGetCurrent");
+  find(&driver.push_current, "cuCtxPushCurrent_v2");
+  find(&driver.pop_current, "cuCtxPopCurrent_v2");
+  find(&driver.load_module, "cuModuleLoadData");
+  find(&driver.get_function, "cuModuleGetFunction");
+  find(&driver.set_attribute, "cuFuncSetAttribute");
+  find(&driver.launch, "cuLaunchKernelEx");
+  find(&driver.error_string, "cuGetErrorString");
+  if (driver.error[0] == 0 && driver.init(0) != 0) {
+    snprintf(driver.error, sizeof driver.error, "no CUDA device: the driver cannot be initialised");
+  }
+}
+
+bool fails(const char* kernel, const char* what, Result result) {
+  if (result == 0) return false;
+  const char* text = nullptr;
+  driver.error_string(result, &text);
+  tw_fail(kernel, "%s: CUDA error %d: %s", what, result, text == nullptr ? "unknown" : text);
+  return true;
+}
+
+// Loads the image in the device's primary context, the one that torch uses.
+bool load(const char* kernel, tw_image* image, int device_id) {
+  int device = 0;
+  void *context = nullptr, *module = nullptr, *function = nullptr;
+  if (fails(kernel, "device", driver.get_device(&device, device_id))) return false;
+  if (fails(kernel, "context", driver.retain_context(&context, device))) return false;
+  if (fails(kernel, "context", driver.push_current(context))) return false;
+  bool ok = !fails(kernel, "loading its image", driver.load_module(&module, image->bytes)) &&
+            !fails(kernel, image->entry, driver.get_function(&function, module, image->entry));
+  if (ok && image->shared_bytes > FREE_SHARED_BYTES) {
+    ok = !fails(kernel, "shared memory",
+                driver.set_attribute(function, ATTRIBUTE_MAX_DYNAMIC_SHARED, image->shared_bytes));
+  }
+  driver.pop_current(&context);
+  if (ok) __atomic_store_n(&image->functions[device_id], function, __ATOMIC_RELEASE);
+  return ok;
+}
+
+bool prepare(const char* kernel, tw_image* image, int device_id) {
+  pthread_once(&driver_once, open_driver);
+  if (driver.error[0] != 0) {
+    tw_fail(kernel, "%s", driver.error);
+    return false;
+  }
+  if (device_id < 0 || device_id >= TW_MAX_DEVICES) {
+    tw_fail(kernel, "device: got %d, want 0 to %d", device_id, TW_MAX_DEVICES - 1);
+    return false;
+  }
+  pthread_mutex_lock(&load_lock);
+  bool ok = image->functions[device_id] != nullptr || load(kernel, image, device_id);
+  pthread_mutex_unlock(&load_lock);
+  return ok;
+}
+
+struct Flaw {
+  const char* what;  // null: none
+  char got[32], want[32];
+};
+
+void name_type(char* text, int code, int bits, int lanes) {
+  const char* prefix = code == kDLInt      ? "i"
+                       : code == kDLUInt   ? "u"
+                       : code == kDLFloat  ? "f"
+                       : code == kDLBfloat ? "bf"
+                                           : "other";
+  snprintf(text, 32, lanes == 1 ? "%s%d" : "%s%dx%d", prefix, bits, lanes);
+}
+
+bool differs(Flaw* flaw, const char* what, int64_t got, int64_t want) {
+  if (got == want) return false;
+  flaw->what = what;
+  snprintf(flaw->got, 32, "%lld", (long long)got);
+  snprintf(flaw->want, 32, "%lld", (long long)want);
+  return true;
+}
+
+void find_flaw(const DLTensor* t, int code, int bits, int ndim, Flaw* flaw) {
+  if (t->dtype.code != code || t->dtype.bits != bits || t->dtype.lanes != 1) {
+    flaw->what = "element type";
+    name_type(flaw->got, t->dtype.code, t->dtype.bits, t->dtype.lanes);
+    name_type(flaw->want, code, bits, 1);
+    return;
+  }
+  if (differs(flaw, "number of axes", t->ndim, ndim)) return;
+  if (differs(flaw, "device type", t->device.device_type, kDLCUDA)) return;
+  int64_t count = 1;
+  for (int axis = ndim - 1; axis >= 0; --axis) {
+    bool strided = t->strides != nullptr && t->shape[axis] > 1;
+    if (strided && differs(flaw, "stride", t->strides[axis], count)) return;
+    count *= t->shape[axis];
+  }
+  if (count == 0) return;
+  if (differs(flaw, "byte offset", int64_t(t->byte_offset), 0)) return;
+  if (differs(flaw, "data address modulo 64", int64_t(uintptr_t(t->data) % 64), 0)) return;
+  differs(flaw, "data is not null", t->data != nullptr, 1);
+}
+
+}  // namespace
+
+int tw_fail(const char* kernel, const char* format, ...) {
+  char text[448];
+  int used = snprintf(text, 128, "kernel '%s': ", kernel);
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text + (used < 127 ? used : 127), 320, format, values);
+  va_end(values);
+  // By hand: TVMFFIErrorSetRaisedFromCStr also walks the stack, which takes seconds under torch.
+  TVMFFIByteArray kind = {"ValueError", 10}, message = {text, strlen(text)}, backtrace = {"", 0};
+  TVMFFIObjectHandle error = nullptr;
+  if (TVMFFIErrorCreate(&kind, &message, &backtrace, &error) != 0) return -1;
+  TVMFFIErrorSetRaised(error);
+  TVMFFIObjectDecRef(error);
+  return -1;
+}
+
+bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid, void** parameters,
+               int device_id) {
+  if (grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) return true;
+  for (int axis = 0; axis < 3; ++axis) {
+    if (grid[axis] <= MAX_GRID[axis]) continue;
+    tw_fail(kernel, "grid axis %d: got %lld blocks, want at most %lld", axis,
+            (long long)grid[axis], (long long)MAX_GRID[axis]);
+    return false;
+  }
+  bool known = device_id >= 0 && device_id < TW_MAX_DEVICES;
+  void* function =
+      known ? __atomic_load_n(&image->functions[device_id], __ATOMIC_ACQUIRE) : nullptr;
+  if (function == nullptr) {
+    if (!prepare(kernel, image, device_id)) return false;
+    function = image->functions[device_id];
+  }
+  LaunchAttribute attribute = {};
+  attribute.id = PROGRAMMATIC_SERIALIZATION;
+  attribute.value.allowed = 1;
+  LaunchConfig config = {};
+  for (int axis = 0; axis < 3; ++axis) {
+    config.grid[axis] = unsigned(grid[axis]);
+    config.block[axis] = axis == 0 ? image->threads : 1;
+  }
+  config.shared_bytes = image->shared_bytes;
+  config.stream = TVMFFIEnvGetStream(kDLCUDA, device_id);
+  config.attributes = &attribute;
+  config.num_attributes = 1;
+  return !fails(kernel, "launch", driver.launch(&config, function, parameters, nullptr));
+}
+
+bool tw_check_count(const char* kernel, int32_t got, int32_t want) {
+  if (got != want) tw_fail(kernel, "number of arguments: got %d, want %d", got, want);
+  return got == want;
+}
+
+const DLTensor* tw_check_tensor(const char* kernel, const TVMFFIAny* args, int index,
+                                const char* name, int code, int bits, int ndim) {
+  const TVMFFIAny& arg = args[index];
+  const DLTensor* tensor = nullptr;
+  if (arg.type_index == kTVMFFIDLTensorPtr) tensor = static_cast<const DLTensor*>(arg.v_ptr);
+  if (arg.type_index == kTVMFFITensor) {  // an object: its DLTensor follows the header
+    tensor = reinterpret_cast<const DLTensor*>(reinterpret_cast<char*>(arg.v_obj) +
+                                               sizeof(TVMFFIObject));
+  }
+  if (tensor == nullptr) {
+    tw_fail(kernel, "argument %d '%s': got type index %d, want a tensor", index, name,
+            arg.type_index);
+    return nullptr;
+  }
+  Flaw flaw = {};
+  find_flaw(tensor, code, bits, ndim, &flaw);
+  if (flaw.what == nullptr) return tensor;
+  tw_fail(kernel, "argument %d '%s': %s: got %s, want %s", index, name, flaw.what, flaw.got,
+          flaw.want);
+  return nullptr;
+}
+
+bool tw_check_extent(const char* kernel, const DLTensor* tensor, const char* name, int axis,
+                     int64_t want) {
+  int64_t got = axis < tensor->ndim ? tensor->shape[axis] : -1;
+  if (got == want) return true;
+  tw_fail(kernel, "tensor '%s': extent of axis %d: got %lld, want %lld", name, axis, (long long)got,
+          (long long)want);
+  return false;
+}
+
+bool tw_check_least(const char* kernel, const DLTensor* tensor, const char* name, int64_t want) {
+  if (tensor->shape[0] >= want) return true;
+  tw_fail(kernel, "tensor '%s': got %lld bytes, want at least %lld", name,
+          (long long)tensor->shape[0], (long long)want);
+  return false;
+}
+
+bool tw_check_device(const char* kernel, const DLTensor* tensor, const char* name,
+                     const DLTensor* other) {
+  if (tensor->device.device_id == other->device.device_id) return true;
+  tw_fail(kernel, "tensor '%s': device: got %d, want %d", name, tensor->device.device_id,
+          other->device.device_id);
+  return false;
+}
+
+bool tw_check_int(const char* kernel, const TVMFFIAny* args, int index, const char* name,
+                  int64_t lower, int64_t upper, int64_t* value) {
+  const TVMFFIAny& arg = args[index];
+  if (arg.type_index != kTVMFFIInt) {
+    tw_fail(kernel, "argument %d '%s': got type index %d, want an int", index, name,
+            arg.type_index);
+    return false;
+  }
+  *value = arg.v_int64;
+  if (*value >= lower && *value <= upper) return true;
+  tw_fail(kernel, "argument %d '%s': got %lld, want %lld to %lld", index, name, (long long)*value,
+          (long long)lower, (long long)upper);
+  return false;
+}

@@ -1,0 +1,97 @@
+"""Run a generated Triton source on the CPU, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.runtime.artifact import evaluate
+from tilewright.targets.registry import resolve
+
+# Triton reads it when it is first imported, and its own library of functions is decorated then.
+os.environ["TRITON_INTERPRET"] = "1"
+
+# One kernel runs at a time here, so there is nothing to wait for.
+BEGIN = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef tw_begin():\n    pass\n"
+_DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "i32": torch.int32,
+    "u8": torch.uint8,
+}  # fmt: skip
+
+
+def correct_interpreter() -> None:
+    """Give the interpreter the hardware's bf16: products of values, not of their bits, and
+    conversions that round to nearest even."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    if hasattr(InterpreterBuilder, "plain_dot"):
+        return
+    plain_dot, plain_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+    InterpreterBuilder.plain_dot = plain_dot
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return plain_dot(self, *(_wide(x) for x in (a, b)), *rest)
+
+    def cast(self: Any, source: Any, wanted: Any) -> Any:
+        if wanted.scalar != tl.bfloat16 or source.dtype.scalar == tl.bfloat16:
+            return plain_cast(self, source, wanted)
+        values = torch.from_numpy(np.array(source.data, np.float32))
+        rounded = values.to(torch.bfloat16).view(torch.uint16).numpy()
+        return TensorHandle(rounded, tl.bfloat16)
+
+    InterpreterBuilder.create_dot = dot
+    InterpreterBuilder.cast_impl = cast
+
+
+def _wide(operand: Any) -> Any:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    if operand.dtype.scalar != tl.bfloat16:
+        return operand
+    bits = operand.data.astype(np.uint32) << 16
+    return TensorHandle(bits.view(np.float32), tl.float32)
+
+
+def load(text: str, name: str, folder: Path) -> Any:
+    """Import a source with the modules it needs, interpreted."""
+    correct_interpreter()
+    support = resolve("sm90")[1].support_sources()
+    for file, content in support.items():
+        if file.endswith(".py"):
+            (folder / file).write_text(BEGIN if file == "tw_begin.py" else content)
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    for module in [m for m in sys.modules if m.startswith("tw_")]:
+        del sys.modules[module]
+    sys.path.insert(0, str(folder))
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        found = importlib.util.module_from_spec(spec)
+        sys.modules[name] = found
+        spec.loader.exec_module(found)
+        return found
+    finally:
+        sys.path.remove(str(folder))
+
+
+def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int]) -> None:
+    """Run every launch of a source on tensors by name; `workspace` among them where needed."""
+    for launch in module.LAUNCHES:
+        pointers = []
+        for _, tensor, dtype, offset in launch["pointers"]:
+            raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
+            size = _DTYPES[dtype].itemsize
+            pointers.append(raw[: raw.numel() // size * size].view(_DTYPES[dtype]))
+        grid = tuple(evaluate(g, ints) for g in launch["grid"])
+        if all(grid):
+            launch["kernel"][grid](*pointers, *(ints[n] for n in launch["ints"]))
