@@ -66,6 +66,11 @@ class CpuMeasure:
         num_threads: int | None = None, seconds: float = 2.0, rotated_bytes: int = ROTATED_BYTES,
         context: int = CONTEXT, progress: Progress | None = None,
     ) -> None:  # fmt: skip
+        if target.name != "cpu":
+            raise TargetError(
+                f"target '{target.name}': cannot be measured: got kernels for a GPU, want target "
+                "'cpu'; compile without --tune"
+            )
         self._templates = {t.name: t for t in target.kernels}
         self._toolchain = toolchain
         self._cache = KernelCache(cache, toolchain)

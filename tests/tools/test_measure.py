@@ -203,3 +203,15 @@ def test_damaged_records_are_one_sentence(call: Call, model: Path, tmp_path: Pat
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"error: tuning records '{tmp_path / 'tuned.json'}': not readable: ")
     assert done.err.endswith("; delete the file to tune again\n")
+
+
+def test_a_gpu_target_is_not_measured_on_a_cpu(tmp_path: Path) -> None:
+    from tilewright.graph.errors import TargetError
+
+    target, toolchain = resolve("sm90")
+    with pytest.raises(TargetError) as caught:
+        CpuMeasure(target, toolchain, tmp_path)
+    assert str(caught.value) == (
+        "target 'sm90': cannot be measured: got kernels for a GPU, want target 'cpu'; "
+        "compile without --tune"
+    )
