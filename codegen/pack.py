@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.pack_ascend import LAYOUT as BF16_ROWS
+from tilewright.codegen.pack_ascend import pack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, pack_panels, packed_bytes
 from tilewright.codegen.pack_gpu import pack_blocks, sections
 from tilewright.codegen.plan import GroupPlan
@@ -119,6 +121,15 @@ def _stored_size(weight: Weight) -> int:
     return int(weight.type.num_bytes)
 
 
+def _bf16_rows_size(weight: Weight) -> int:
+    return 2 * math.prod(int(d) for d in weight.type.shape)
+
+
+def _bf16_rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
+    for name in weight.expr.tensors:
+        yield pack_rows(source.unpacked(name, weight.type.dtype))
+
+
 def _is_matrix(body: Graph, weight: str) -> bool:
     return weight in matrix_weights(body)
 
@@ -134,6 +145,8 @@ def _cpu_layout(type_: TensorType) -> str:
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing(_is_matrix, _cpu_layout),
     "triton": Packing(_is_quantised, lambda type_: "blocks16"),
+    "tilelang_ascend": Packing(_is_matrix, lambda type_: BF16_ROWS),
+    "ascendc": Packing(_is_matrix, lambda type_: BF16_ROWS),
 }
 
 
@@ -187,6 +200,7 @@ _LAYOUTS: Mapping[str, Layout] = {
     "panels16": Layout(_panels_size, _panels),
     "scaled_rows": Layout(_rows_size, _rows),
     "blocks16": Layout(_blocks_size, _blocks),
+    BF16_ROWS: Layout(_bf16_rows_size, _bf16_rows),
     ROW_MAJOR: Layout(_stored_size, _plain),
 }
 

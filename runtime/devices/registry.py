@@ -10,7 +10,12 @@ from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.devices.device import Device
 from tilewright.runtime.errors import ArtifactError, RequestError
 
-DEVICES: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("sm90", "sm100")}
+DEVICES: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("cpu",),
+    "cuda": ("sm90", "sm100"),
+    "ascend950-model": ("ascend950",),  # runs on the CPU; its kernels hold the model
+}
+ON_CPU = ("cpu", "ascend950-model")
 
 
 def open_device(
@@ -27,15 +32,15 @@ def open_device(
     """
     target = manifest.target.name
     kind, _, index = (name or _device_of(target)).partition(":")
-    if kind not in DEVICES or (index and (kind == "cpu" or not index.isdecimal())):
+    if kind not in DEVICES or (index and (kind in ON_CPU or not index.isdecimal())):
         raise RequestError(f"device '{name}': unknown: have {', '.join(DEVICES)}, cuda:N")
     if target not in DEVICES[kind]:
         raise ArtifactError(
             f"target '{target}' cannot run on this device: want {' or '.join(DEVICES[kind])}"
         )
-    if kind == "cpu":
+    if kind in ON_CPU:
         if graphs is not None:
-            raise RequestError("engine 'graphs': is a setting of GPUs: got target cpu")
+            raise RequestError(f"engine 'graphs': is a setting of GPUs: got target {target}")
         return _made("cpu", "CpuDevice", num_threads)
     if num_threads is not None:
         raise RequestError(f"engine 'num_threads': is a setting of CPUs: got target {target}")

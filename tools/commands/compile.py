@@ -35,6 +35,7 @@ def compile_model(
     layers: options.Layers = None,
     replay_tokens: options.ReplayTokens = None,
     jobs: options.Jobs = None,
+    simulate: options.Simulate = False,
     as_json: options.Json = False,
 ) -> None:
     """Compile a model into an artifact: kernels, weights, plan and tokenizer in one directory.
@@ -47,8 +48,9 @@ def compile_model(
 
     _check_asked(model, output, model_config, plan_only)
     start = time.perf_counter()
+    chosen = options.simulated(target) if simulate else target
     asked = Asked(
-        model=model, model_config=model_config, target=target, mode=mode.value, dtype=dtype.value,
+        model=model, model_config=model_config, target=chosen, mode=mode.value, dtype=dtype.value,
         max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
         quantise_cache=not no_cache_quantisation, layers=layers, replay_tokens=replay_tokens,
     )  # fmt: skip
