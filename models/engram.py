@@ -125,8 +125,8 @@ def engram(
 def _gate(w: Layer, streams: Value, keys: Value) -> Value:
     """sigma(sign(a) sqrt(|a|)) of the normed agreement a of stream and key: [tokens, n, 1]."""
     b, n, width = w.b, w.c.hyper.streams, w.c.hidden_size
-    weight = w.tensor("engram.q_weight", n, width) * w.tensor("engram.k_weight", n, width)
-    dot = b.op("reduce_sum", streams * weight * keys)
+    query = streams * w.tensor("engram.q_weight", n, width)
+    dot = b.op("reduce_sum", query * (keys * w.tensor("engram.k_weight", n, width)))
     eps = w.c.rms_norm_eps
     dot = dot * (inverse_rms(b, streams, eps) * inverse_rms(b, keys, eps)) * width**-0.5
     size = b.op("sqrt", b.op("at_least", b.op("abs", dot), limit=1e-6))
