@@ -1,6 +1,6 @@
 """Pack fp8 (e4m3) and fp4 (e2m1) weights with power-of-two scales into CPU panels, and back.
 
-templates/cpp/tw_contract_formats.h states the layout. Bytes are moved, never decoded.
+templates/cpp/tw_contract_formats.h states the layout. Codes are moved, never decoded.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def pack_floats(format: str, codes: Bytes, d: Bytes, block: tuple[int, int]) -> 
     panels = -(-n // PANEL)
     out = np.zeros((panels, groups, PANEL * (1 + width)), np.uint8)
     out[:, :, :PANEL] = _lanes(_spread(format, d, block, n, groups))
-    lanes = _lanes(codes if format == "fp8" else codes.view("<u2"))
+    lanes = _lanes(codes if format == "fp8" else _swapped(codes.view("<u2")))
     if format == "fp4":
         lanes = lanes[..., _PLACES]
     out[:, :, PANEL:] = np.ascontiguousarray(lanes).view(np.uint8).reshape(panels, groups, -1)
@@ -51,8 +51,15 @@ def unpack_floats(format: str, packed: Bytes, n: int, k: int) -> tuple[Bytes, By
     lanes = lanes.reshape(len(blocks), -1, PANEL)
     if format == "fp4":
         lanes = lanes[..., _PLACES]  # a swap is its own inverse
-    columns = np.ascontiguousarray(lanes.transpose(0, 2, 1)).view(np.uint8)
-    return columns.reshape(-1, columns.shape[-1])[:n], scales
+    columns = np.ascontiguousarray(lanes.transpose(0, 2, 1))
+    found = (columns if format == "fp8" else _swapped(columns)).view(np.uint8)
+    return found.reshape(-1, found.shape[-1])[:n], scales
+
+
+def _swapped(quads: Array) -> Array:
+    """Four codes in 16 bits with the middle two exchanged; its own inverse."""
+    middle: Array = (quads & 0x0F00) >> 4 | (quads & 0x00F0) << 4
+    return quads & 0xF00F | middle
 
 
 def _spread(format: str, d: Bytes, block: tuple[int, int], n: int, groups: int) -> Bytes:

@@ -225,24 +225,28 @@ def _context(wanted: int | None, limit: int) -> int:
 
 
 def _formats(checkpoint: Checkpoint, activation: DType) -> dict[str, ElementType]:
-    """Keep quantised tensors as they are; with bf16 activations, matrices are rounded to bf16."""
+    """Keep quantised tensors as they are; with bf16 activations, matrices are rounded to bf16, but
+    for fp32 ones in a checkpoint that has others in bf16: those are meant to be exact."""
     found: dict[str, ElementType] = {}
+    matrices = [e for e in checkpoint.tensors.values() if len(e.shape) > 1]
+    exact = any(e.dtype == "bf16" for e in matrices)
     for name, entry in checkpoint.tensors.items():
         if entry.dtype not in _STORED and entry.scale is None:
             raise VerifyError(
                 f"tensor '{name}': cannot be used as it is stored: got {entry.dtype}, "
                 f"want {', '.join(_STORED)}"
             )
-        found[name] = _stored_as(entry, activation)
+        found[name] = _stored_as(entry, activation, exact)
     return found
 
 
-def _stored_as(entry: TensorEntry, activation: DType) -> ElementType:
+def _stored_as(entry: TensorEntry, activation: DType, exact: bool) -> ElementType:
     if entry.scale is not None:
         return element_type(entry.dtype)
     if len(entry.shape) == 1 and entry.dtype not in _INTS:
         return F32 if entry.dtype == "f16" else element_type(_STORED[entry.dtype])
-    if activation == BF16 and entry.dtype in ("f32", "f16"):
+    rounded = ("f16",) if exact else ("f32", "f16")
+    if activation == BF16 and entry.dtype in rounded:
         return BF16
     return element_type(_STORED[entry.dtype])
 

@@ -14,8 +14,8 @@
 //     q8s16  16 k:  float d[16], uint32 word[4][16], bytes as in q8_0 with k = 4 j + w
 //     fp8    32 k:  ue8m0 d[16], e4m3 code[32][16]
 //     fp4    32 k:  ue8m0 d[16], uint16 quad[8][16]
-//                   k = 4 j + w of column c is bits 4 w .. 4 w + 3 (e2m1) of quad[j][place(c)], where place
-//                   swaps columns 4 .. 7 with 8 .. 11: as byte tables unpack them on AVX2
+//                   k = 4 j + w of column c is an e2m1 in quad[j][place(c)], in nibble 0, 2, 1, 3 for w = 0 .. 3,
+//                   where place swaps columns 4 .. 7 with 8 .. 11: as byte tables unpack them on AVX2
 // Values: q4_1 is fma(d, code, m); q8_0 and q8s16 are fma(d, code + 128, -128 d), which equals d * code;
 // fp8 and fp4 are d * code, d being 2^(byte - 127).
 // Codes lie j-major so that a field is masked in place, converted, and rescaled by a power of two
@@ -137,15 +137,15 @@ struct fp8 {
 };
 
 struct fp4 {
-  static constexpr int GROUP = 32, SUBS = 8, WORDS = 4, GROUP_BYTES = 272;
+  static constexpr int GROUP = 32, SUBS = 16, WORDS = 2, GROUP_BYTES = 272;
   static constexpr bool HAS_MIN = false, HAS_SCALE = true;
   static TW_INLINE scales open(const uint8_t* group) { return {load_e8m0(group), zero()}; }
   static TW_INLINE void next(scales&, int) {}
   static TW_INLINE float prescale(int) { return 1.0f; }
   static TW_INLINE v16 code(const uint8_t* group, int j, int w) {
-    const uint8_t* quads = group + 16 + 32 * j;
-    return w == 0 ? load_e2m1<0>(quads) : w == 1 ? load_e2m1<1>(quads) : w == 2 ? load_e2m1<2>(quads)
-                                                                                : load_e2m1<3>(quads);
+    const uint8_t* quads = group + 16 + 32 * (j / 2);
+    if (j % 2 == 0) return w == 0 ? load_e2m1<0>(quads) : load_e2m1<1>(quads);
+    return w == 0 ? load_e2m1<2>(quads) : load_e2m1<3>(quads);
   }
   static TW_INLINE v16 weight(const uint8_t* group, const scales& s, int j, int w) {
     return mul(code(group, j, w), s.d);
@@ -236,7 +236,7 @@ static inline void tw_row_fp4(const uint8_t* packed, int64_t n, int64_t K, float
   for (int64_t k = 0; k < K; ++k) {
     const uint8_t* group = tw::row_group<tw::fp4>(packed, n, K, k / 32);
     const uint16_t quad = tw::element<uint16_t>(group + 16, k % 32 / 4 * 16 + place);
-    out[k] = tw::f32_from_e2m1(quad >> k % 4 * 4 & 15) * tw::f32_from_e8m0(group[c]);
+    out[k] = tw::f32_from_e2m1(quad >> (k % 2 * 8 + k / 2 % 2 * 4) & 15) * tw::f32_from_e8m0(group[c]);
   }
 }
 

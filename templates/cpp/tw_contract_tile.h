@@ -39,7 +39,7 @@ static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t
   scales s[P];
   TW_UNROLL(4)
   for (int p = 0; p < P; ++p) s[p] = W::open(panel[p] + offset);
-  TW_UNROLL(8)
+  TW_UNROLL(16)
   for (int j = 0; j < W::SUBS; ++j) {
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w) {
@@ -64,7 +64,7 @@ static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t o
   for (int r = 0; r < R; ++r)
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) part[r][p] = zero();
-  TW_UNROLL(8)
+  TW_UNROLL(16)
   for (int j = 0; j < W::SUBS; ++j)
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w)
@@ -145,7 +145,7 @@ static TW_NOINLINE void fill_slab(const uint8_t* first_panel, int64_t stride, in
         store(out_scale + 16, s.m);
         out_scale += 32;
       }
-      TW_UNROLL(8)
+      TW_UNROLL(16)
       for (int j = 0; j < W::SUBS; ++j) {
         constexpr int CHUNK = W::WORDS < 4 ? W::WORDS : 4;  // decoded before the stores, which share work
         for (int w0 = 0; w0 < W::WORDS; w0 += CHUNK, out += CHUNK * 16) {

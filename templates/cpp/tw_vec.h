@@ -16,7 +16,7 @@
 //   load_e8m0              16 bytes b as 2^(b - 127); b is not 255
 //   load_e4m3_256th        16 bytes of e4m3 as value / 256, exact; none is a NaN
 //   load_e2m1<w>           codes of k = 0 .. 3 of 16 columns in 32 bytes, k = w: see `fp4` in
-//                          tw_contract_formats.h; calls with other w share their work
+//                          tw_contract_formats.h; calls for 0 and 1, 2 and 3 share work
 //   sum, max_lane          over lanes by the fixed tree 8 + 8, 4 + 4, 2 + 2, 1 + 1
 #pragma once
 #include <cstdint>
@@ -135,7 +135,7 @@ static TW_INLINE v16 load_e2m1(const uint8_t* p) {
                                       -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
   const __m256i columns = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i*)p), 0xd8);
   const __m512i codes = _mm512_cvtepu16_epi32(columns);  // a lookup reads the lowest 4 bits alone
-  return {_mm512_permutexvar_ps(W == 0 ? codes : _mm512_srli_epi32(codes, 4 * W), table)};
+  return {_mm512_permutexvar_ps(W == 0 ? codes : _mm512_srli_epi32(codes, W % 2 * 8 + W / 2 * 4), table)};
 }
 static TW_INLINE u16 load_u32(const void* p) { return {_mm512_loadu_si512(p)}; }
 static TW_INLINE v16 bits_f32(u16 a, uint32_t mask) {
@@ -222,12 +222,12 @@ static TW_INLINE v16 load_e2m1(const uint8_t* p) {
       0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
   const __m256i both = _mm256_loadu_si256((const __m256i*)p);
   const __m256i codes =
-      _mm256_and_si256(W % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+      _mm256_and_si256(W / 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
   const __m256i first = _mm256_shuffle_epi8(low, codes), second = _mm256_shuffle_epi8(high, codes);
   const __m256i x = _mm256_unpacklo_epi8(first, second), y = _mm256_unpackhi_epi8(first, second);
   const __m256i keep = _mm256_set1_epi32((int)0xffff0000u);
-  return {_mm256_castsi256_ps(W < 2 ? _mm256_slli_epi32(x, 16) : _mm256_and_si256(x, keep)),
-          _mm256_castsi256_ps(W < 2 ? _mm256_slli_epi32(y, 16) : _mm256_and_si256(y, keep))};
+  return {_mm256_castsi256_ps(W % 2 == 0 ? _mm256_slli_epi32(x, 16) : _mm256_and_si256(x, keep)),
+          _mm256_castsi256_ps(W % 2 == 0 ? _mm256_slli_epi32(y, 16) : _mm256_and_si256(y, keep))};
 }
 static TW_INLINE u16 load_u32(const void* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
@@ -334,13 +334,13 @@ static TW_INLINE v16 load_e2m1(const uint8_t* p) {
   TW_UNROLL(2)
   for (int lane = 0; lane < 2; ++lane) {
     const uint8x16_t both = vld1q_u8(p + 16 * lane);
-    const uint8x16_t codes = W % 2 ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
+    const uint8x16_t codes = W / 2 ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
     const uint8x16_t first = vqtbl1q_u8(low, codes), second = vqtbl1q_u8(high, codes);
     pair[lane] = vreinterpretq_u32_u8(vzip1q_u8(first, second));
     pair[lane + 2] = vreinterpretq_u32_u8(vzip2q_u8(first, second));
   }
-  TW_EACH(v16, vreinterpretq_f32_u32(W < 2 ? vshlq_n_u32(pair[i], 16)
-                                           : vandq_u32(pair[i], vdupq_n_u32(0xffff0000u))))
+  TW_EACH(v16, vreinterpretq_f32_u32(W % 2 == 0 ? vshlq_n_u32(pair[i], 16)
+                                                : vandq_u32(pair[i], vdupq_n_u32(0xffff0000u))))
 }
 static TW_INLINE u16 load_u32(const void* p) {
   TW_EACH(u16, vreinterpretq_u32_u8(vld1q_u8((const uint8_t*)p + 16 * i)))
