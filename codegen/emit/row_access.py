@@ -118,14 +118,15 @@ class RowAccess:
         if value in matrix_weights(self.body):
             raise LowerError(f"weight '{value}': is packed in panels: want a plain operand")
         start = ""
-        if row != "row" or self.rowwise(value, type_, rank):
+        if row != "row" or self.rowwise(type_, rank):
             start = f"{row} * {constant(product(shape))} + "
         loaded = f"args.{root}[{start}{place}]"
         return loaded if as_int else storage(type_.dtype).load.format(loaded)
 
-    def rowwise(self, value: str, type_: TensorType, rank: int) -> bool:
-        """Say whether an operand in memory has one entry per row."""
-        return value not in self.body.weight and has_rows(type_, rank, self.rows)
+    def rowwise(self, type_: TensorType, rank: int) -> bool:
+        """Say whether an operand in memory has one entry per row; a weight has where a kernel
+        computes from weights alone."""
+        return has_rows(type_, rank, self.rows)
 
 
 def is_int(type_: TensorType) -> bool:

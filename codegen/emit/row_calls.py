@@ -66,7 +66,7 @@ class RowCall:
         type_, root = self.type_of(i), access.root(value)
         if root in access.inside:
             return array_name(root)
-        rowwise = access.rowwise(value, type_, type_.rank)
+        rowwise = access.rowwise(type_, type_.rank)
         return f"args.{root} + row * {self.size(i)}" if rowwise else f"args.{root}"
 
     def _floats(self, i: int, pointer: str, count: int) -> str:

@@ -72,13 +72,9 @@ def row_bodies(graph: Graph) -> list[Body]:
     found = {}
     for group in fused.groups:
         body = extract(fused, group)
-        if group.kind == "row" and not _weights_only(body):
+        if group.kind == "row":
             found.setdefault(body.graph.digest + repr(body.buffers), body)
     return list(found.values())
-
-
-def _weights_only(body: Body) -> bool:
-    return not body.graph.inputs and not body.graph.states
 
 
 @pytest.mark.cpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,7 @@ def test_every_level_says_more() -> None:
     for level in range(6):
         log = io.StringIO()
         lower(tiny_graph(), Flags(debug=level), log=log)
-        sizes.append(len(log.getvalue()))
+        sizes.append(len(re.sub(r"\d+ ms", "", log.getvalue())))  # times vary
     assert sizes[0] == 0 < sizes[1] <= sizes[2] < sizes[3] <= sizes[4] < sizes[5]
 
 

@@ -122,6 +122,8 @@ def _values(raw: Unpacked, type_: TensorType) -> NDArray[np.float32]:
     if isinstance(type_.dtype, BlockFormat) and type_.dtype.code.is_float:
         return float_values(raw, type_.dtype)
     if raw.values is not None:
+        if raw.values.dtype == np.int32:
+            return raw.values
         if raw.values.dtype == np.uint16:
             bits = raw.values.astype(np.uint32) << 16
             return bits.view(np.float32)
