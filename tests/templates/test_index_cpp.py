@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -262,7 +262,11 @@ def test_a_row_of_a_hundred_thousand_entries(kernel_cache: Path) -> None:
     made.close()
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3,
+    phases=[Phase.generate],  # every example compiles a kernel
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_any_shape(kernel_cache: Path, data: st.DataObject) -> None:
     def draw(*values: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -291,7 +291,11 @@ def close_pools() -> Iterator[None]:
     kernels.cache_clear()
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3,
+    phases=[Phase.generate],  # every example compiles a kernel
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_any_shape(kernel_cache: Path, data: st.DataObject) -> None:
     def draw(*values: Any) -> Any:
@@ -314,5 +318,9 @@ def test_any_shape(kernel_cache: Path, data: st.DataObject) -> None:
     made.close()
     assert equal_bytes(found[0], found[1:])
     want = expected(p, step)
-    limit = (2.0**-7 if p.epilogue else 4e-6) * (1 + np.abs(want))
+    # Scores are sums of up to `width` products: their error goes into every weight.
+    largest = max(
+        np.nanmax(np.abs(step.values[n])) for n in ("window", "entries") if n in step.values
+    )
+    limit = (2.0**-7 if p.epilogue else 0.0) * np.abs(want) + 1e-5 * (1 + largest)
     assert (np.abs(widened(p, found[0]) - want) <= limit).all()
