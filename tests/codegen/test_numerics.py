@@ -47,7 +47,7 @@ def test_a_row_kernel_over_a_context_extent_is_refused() -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    message = "kernel kind 'scan': unknown: have contract, attend, row"
+    message = "kernel kind 'scan': unknown: have contract, attend, select, row"
     with pytest.raises(LowerError, match=f"^{re.escape(message)}$"):
         derive("scan", reduction(Role.CONTEXT), TARGET)
 

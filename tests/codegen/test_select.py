@@ -52,21 +52,39 @@ def _odd_width(b: GraphBuilder) -> None:
     b.output("y", b.op("attend", q, k, v, positions, requests, tables, scale=1.0))
 
 
+def _latent(b: GraphBuilder) -> None:
+    rows, near = b.dim("rows", Role.BATCH), b.dim("near", Role.CONTEXT)
+    state = b.state("window", F32, b.dim("pages", Role.BATCH), 8, 12)
+    step = [b.input(n, I32, rows) for n in ("positions", "requests")]
+    tables = b.input("tables", I32, b.dim("count", Role.BATCH), near)
+    q, sink = b.input("q", F32, rows, 2, 12), b.weight("sink", F32, 2)
+    b.output("y", b.op("attend_window", q, state, *step, tables, sink, scale=1.0, window=4))
+
+
+OTHERS = (
+    "attend: takes attend groups; latent: takes attend groups; select: takes select groups; "
+    "row: takes row groups"
+)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (_three_axes, "no kernel accepts 'linear' of 'linear' on cpu: contract: activation has "
-                      "rank 3, want 2; attend: takes attend groups; row: takes row groups"),
+                      f"rank 3, want 2; {OTHERS}"),
         (_computed, "no kernel accepts 'linear' of 'linear' on cpu: contract: second operand is "
-                    "computed, want a weight; attend: takes attend groups; row: takes row groups"),
+                    f"computed, want a weight; {OTHERS}"),
         (_split_group, "no kernel accepts 'linear' of 'linear' on cpu: contract: k = 40 is no "
-                       "multiple of the group of 32; attend: takes attend groups; row: takes row "
-                       "groups"),
+                       f"multiple of the group of 32; {OTHERS}"),
         (_nvfp4, "no kernel accepts 'linear' of 'linear' on cpu: contract: weight format "
-                 "fp4_e2m1[g=16,axis=1,scale=fp8_e4m3] has no packed layout; attend: takes attend "
-                 "groups; row: takes row groups"),
+                 f"fp4_e2m1[g=16,axis=1,scale=fp8_e4m3] has no packed layout; {OTHERS}"),
         (_odd_width, "no kernel accepts 'attend' of 'attend' on cpu: contract: takes contract "
-                     "groups; attend: head width 12 is no multiple of 8; row: takes row groups"),
+                     "groups; attend: head width 12 is no multiple of 8; latent: 'attend' has keys "
+                     "and values of its own; select: takes select groups; row: takes row groups"),
+        (_latent, "no kernel accepts 'attend_window' of 'attend_window' on cpu: contract: takes "
+                  "contract groups; attend: 'attend_window' reads rows that are keys and values at "
+                  "once; latent: width 12 is no multiple of 8; select: takes select groups; row: "
+                  "takes row groups"),
     ],
 )  # fmt: skip
 def test_refusals_are_told(build: Callable[[GraphBuilder], None], message: str) -> None:
@@ -86,6 +104,11 @@ def test_every_op_is_covered(variant: str) -> None:
     assert "missing" not in table.values()
 
 
-def test_a_target_without_attention_lacks_one_op() -> None:
-    target = replace(TARGET, kernels=tuple(k for k in TARGET.kernels if k.kind != "attend"))
-    assert [op for op, how in coverage(target).items() if how == "missing"] == ["attend"]
+def test_a_target_without_attention_or_selection_lacks_their_ops() -> None:
+    kept = tuple(k for k in TARGET.kernels if k.kind in ("contract", "row"))
+    target = replace(TARGET, kernels=kept)
+    missing = [op for op, how in coverage(target).items() if how == "missing"]
+    assert missing == [
+        "attend", "attend_compressed", "attend_selected", "attend_window", "select_entries",
+        "select_with_blocks", "select_within",
+    ]  # fmt: skip
