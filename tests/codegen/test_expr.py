@@ -50,7 +50,7 @@ def test_unknown_language_lists_the_known_ones() -> None:
     for attempt in (lambda: print_scalar(X, NAMES, "fortran"), lambda: prelude("fortran")):
         with pytest.raises(LowerError) as caught:
             attempt()
-        assert str(caught.value) == "language 'fortran': unknown: have cpp, triton"
+        assert str(caught.value) == "language 'fortran': unknown: have cpp, triton, tilelang_ascend"
 
 
 def test_variable_without_a_name() -> None:

@@ -14,7 +14,7 @@ from tilewright.codegen.pipeline import lower
 from tilewright.codegen.select import coverage, select
 from tilewright.graph import GraphBuilder, Role
 from tilewright.graph.errors import TargetError
-from tilewright.graph.ops import OPS, Kind
+from tilewright.graph.ops import OPS
 from tilewright.graph.types import F32, I32, element_type
 from tilewright.targets.cpu.target import VARIANTS
 
@@ -52,22 +52,39 @@ def _odd_width(b: GraphBuilder) -> None:
     b.output("y", b.op("attend", q, k, v, positions, requests, tables, scale=1.0))
 
 
-_OTHERS = "latent: takes attend groups; select: takes select groups; row: takes row groups"
-_LINEAR = "no kernel accepts 'linear' of 'linear' on cpu: contract: "
-_REST = f"; attend: takes attend groups; {_OTHERS}"
+def _latent(b: GraphBuilder) -> None:
+    rows, near = b.dim("rows", Role.BATCH), b.dim("near", Role.CONTEXT)
+    state = b.state("window", F32, b.dim("pages", Role.BATCH), 8, 12)
+    step = [b.input(n, I32, rows) for n in ("positions", "requests")]
+    tables = b.input("tables", I32, b.dim("count", Role.BATCH), near)
+    q, sink = b.input("q", F32, rows, 2, 12), b.weight("sink", F32, 2)
+    b.output("y", b.op("attend_window", q, state, *step, tables, sink, scale=1.0, window=4))
+
+
+OTHERS = (
+    "attend: takes attend groups; latent: takes attend groups; select: takes select groups; "
+    "row: takes row groups"
+)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_three_axes, f"{_LINEAR}activation has rank 3, want 2{_REST}"),
-        (_computed, f"{_LINEAR}second operand is computed, want a weight{_REST}"),
-        (_split_group, f"{_LINEAR}k = 40 is no multiple of the group of 32{_REST}"),
-        (_nvfp4, f"{_LINEAR}weight format fp4_e2m1[g=16,axis=1,scale=fp8_e4m3] has no packed "
-                 f"layout{_REST}"),
+        (_three_axes, "no kernel accepts 'linear' of 'linear' on cpu: contract: activation has "
+                      f"rank 3, want 2; {OTHERS}"),
+        (_computed, "no kernel accepts 'linear' of 'linear' on cpu: contract: second operand is "
+                    f"computed, want a weight; {OTHERS}"),
+        (_split_group, "no kernel accepts 'linear' of 'linear' on cpu: contract: k = 40 is no "
+                       f"multiple of the group of 32; {OTHERS}"),
+        (_nvfp4, "no kernel accepts 'linear' of 'linear' on cpu: contract: weight format "
+                 f"fp4_e2m1[g=16,axis=1,scale=fp8_e4m3] has no packed layout; {OTHERS}"),
         (_odd_width, "no kernel accepts 'attend' of 'attend' on cpu: contract: takes contract "
                      "groups; attend: head width 12 is no multiple of 8; latent: 'attend' has keys "
                      "and values of its own; select: takes select groups; row: takes row groups"),
+        (_latent, "no kernel accepts 'attend_window' of 'attend_window' on cpu: contract: takes "
+                  "contract groups; attend: 'attend_window' reads rows that are keys and values at "
+                  "once; latent: width 12 is no multiple of 8; select: takes select groups; row: "
+                  "takes row groups"),
     ],
 )  # fmt: skip
 def test_refusals_are_told(build: Callable[[GraphBuilder], None], message: str) -> None:
@@ -87,7 +104,11 @@ def test_every_op_is_covered(variant: str) -> None:
     assert "missing" not in table.values()
 
 
-def test_a_target_without_attention_lacks_its_ops() -> None:
-    target = replace(TARGET, kernels=tuple(k for k in TARGET.kernels if k.kind != "attend"))
-    lacking = [op for op, how in coverage(target).items() if how == "missing"]
-    assert lacking == sorted(n for n, op in OPS.items() if op.kind is Kind.ATTEND)
+def test_a_target_without_attention_or_selection_lacks_their_ops() -> None:
+    kept = tuple(k for k in TARGET.kernels if k.kind in ("contract", "row"))
+    target = replace(TARGET, kernels=kept)
+    missing = [op for op, how in coverage(target).items() if how == "missing"]
+    assert missing == [
+        "attend", "attend_compressed", "attend_selected", "attend_window", "select_entries",
+        "select_with_blocks", "select_within",
+    ]  # fmt: skip
