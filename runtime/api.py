@@ -12,14 +12,27 @@ from tilewright.runtime.prompt import Prompt
 
 
 def load(
-    path: str | PathLike[str], *, num_threads: int | None = None, cache_tokens: int | None = None
+    path: str | PathLike[str],
+    *,
+    device: str | None = None,
+    num_threads: int | None = None,
+    cache_tokens: int | None = None,
+    graphs: bool | None = None,
 ) -> Engine:
     """Load an artifact; raise ArtifactError, one sentence, if it cannot be run here.
 
-    `num_threads`: worker threads (default: the cores this process may use). `cache_tokens`:
-    positions the cache holds (default: four full contexts; memory is taken as it fills).
+    `device`: `cpu`, `cuda` or `cuda:N` (default: what the artifact is for). `num_threads`: worker
+    threads of a CPU (default: the cores this process may use). `cache_tokens`: positions the cache
+    holds (default: four full contexts, or as many as a GPU's memory has room for). `graphs`: on a
+    GPU, whether small steps are captured as graphs (default: yes).
     """
-    return Engine(path, num_threads=num_threads, cache_tokens=cache_tokens)
+    return Engine(
+        path,
+        device=device,
+        num_threads=num_threads,
+        cache_tokens=cache_tokens,
+        graphs=graphs,
+    )
 
 
 def generate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,15 +16,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tilewright.runtime.artifact import ABI, FORMAT, Manifest, evaluate, from_json, weight_tensor
-from tilewright.runtime.devices.cpu import (
-    Array,
-    Bytes,
-    CpuLibrary,
-    check_target,
-    load_file,
-    numpy_type,
-    release_unused_memory,
-)
+from tilewright.runtime.devices.device import Device, Library
+from tilewright.runtime.devices.memory import Array, Bytes, numpy_type, release_unused_memory
+from tilewright.runtime.devices.registry import open_device
 from tilewright.runtime.errors import ArtifactError
 from tilewright.runtime.plan_check import check_manifest
 from tilewright.runtime.prompt import load_tokenizer
@@ -40,28 +34,35 @@ class LoadedArtifact:
 
     path: Path
     manifest: Manifest
-    library: CpuLibrary
+    library: Library
     tokenizer: Tokenizer | None
     weights: Mapping[str, Array]
 
 
-def load_artifact(path: str | os.PathLike[str]) -> LoadedArtifact:
-    """Verify and load the artifact in a directory.
+def load_artifact(
+    path: str | os.PathLike[str],
+    device: Device | None = None,
+    *,
+    choose_device: Callable[[Manifest], Device] = open_device,
+) -> LoadedArtifact:
+    """Verify and load the artifact in a directory, for a device: by default the one it is for.
 
     Raises ArtifactError, one sentence, for anything that is missing, damaged, inconsistent, of
     another format, or for another machine. Weights are checked by size (see verify_weights).
+    `choose_device` is called before anything is loaded, and may refuse likewise.
     """
     root = Path(path)
     try:
         manifest = read_manifest(root)
-        check_target(manifest.target)
+        device = device or choose_device(manifest)
+        device.check(manifest)
         _check_files(root, manifest)
-        library = CpuLibrary(
+        library = device.load_library(
             root.absolute() / manifest.library, [k.symbol for k in manifest.kernels]
         )
         tokenizer = load_tokenizer(root, manifest.model)
         release_unused_memory()  # before the weights come, so that the peak is lower
-        weights = _map_weights(root, manifest)
+        weights = _view_weights(device.load_weights(_file(root, manifest.weights_file)), manifest)
     except ArtifactError as error:
         raise ArtifactError(f"artifact '{root}': {error}") from None
     except OSError as error:
@@ -164,8 +165,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _map_weights(root: Path, manifest: Manifest) -> dict[str, Array]:
-    memory: Bytes = load_file(_file(root, manifest.weights_file))
+def _view_weights(memory: Bytes, manifest: Manifest) -> dict[str, Array]:
     views: dict[str, Array] = {}
     for weight in manifest.weights:
         tensor = weight_tensor(weight)

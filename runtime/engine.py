@@ -8,10 +8,11 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,10 @@ from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
-from tilewright.runtime.devices.cpu import CpuDevice
+from tilewright.runtime.choose import Question
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
+from tilewright.runtime.opening import Opening
 from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
 from tilewright.runtime.params import SamplingParams
 from tilewright.runtime.prompt import Message, Prompt, encode, render_chat
@@ -31,8 +33,6 @@ from tilewright.runtime.request import FinishReason, Request
 from tilewright.runtime.sample import Sample, stacked
 from tilewright.runtime.sample_logits import SampleRules, bad_word_sequences
 from tilewright.runtime.scheduler import Scheduler
-
-CACHED_CONTEXTS = 4  # full contexts the cache holds by default; pages are taken when touched
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,32 @@ class Submitted:
 class Engine:
     """Serves one artifact. A context manager; `close` stops its threads.
 
-    `num_threads`: worker threads (default: all cores this process may use). `cache_tokens`:
-    positions the cache holds (default: four full contexts; memory is taken as it fills).
+    `device`: `cpu`, `cuda` or `cuda:N` (default: what the artifact is for). `num_threads`: worker
+    threads of a CPU (default: all cores this process may use). `cache_tokens`: positions the cache
+    holds (default: four full contexts, or as many as a GPU's memory has room for). `graphs`: on a
+    GPU, whether small steps are captured as graphs (default: yes).
     """
 
     def __init__(
         self,
         path: str | PathLike[str],
         *,
+        device: str | None = None,
         num_threads: int | None = None,
         cache_tokens: int | None = None,
+        graphs: bool | None = None,
     ) -> None:
-        artifact = load_artifact(path)
+        opening = Opening(device, num_threads, cache_tokens, graphs)
+        artifact = load_artifact(path, choose_device=opening.choose)
         self.manifest: Manifest = artifact.manifest
         self.model = self.manifest.model
         self.tokenizer: Tokenizer | None = artifact.tokenizer
+        self._executor = Executor(artifact, opening.device)
+        self._chooser = self._executor.chooser()
+        self._executor.allocate_states({"cache_blocks": opening.cache_blocks})
         limits = {d.name: d.upper for d in self.manifest.dims}
-        self._executor = Executor(artifact, CpuDevice(num_threads))
-        blocks = self._num_blocks(cache_tokens, limits["cache_blocks"])
-        self._executor.allocate_states({"cache_blocks": blocks})
         self._scheduler = Scheduler(
-            BlockPool(blocks, self.model.block_size),
+            BlockPool(opening.cache_blocks, self.model.block_size),
             max_tokens_per_step=limits["tokens"],
             max_requests=limits["requests"],
         )
@@ -76,15 +81,6 @@ class Engine:
         self._lock = threading.Lock()
         self._num_requests = 0
         self._dropped: deque[str] = deque()
-
-    def _num_blocks(self, cache_tokens: int | None, most: int) -> int:
-        size = self.model.block_size
-        wanted = self.model.max_context * CACHED_CONTEXTS if cache_tokens is None else cache_tokens
-        if type(wanted) is not int or not size <= wanted <= most * size:
-            raise RequestError(
-                f"engine 'cache_tokens': got {cache_tokens!r}, want an int in {size}..{most * size}"
-            )
-        return -(-wanted // size)
 
     def __enter__(self) -> Engine:
         return self
@@ -233,11 +229,11 @@ class Engine:
             endings = dict.fromkeys(range(len(batch.requests)), FinishReason.ERROR)
             self._commit(batch, [0] * batch.num_logits, endings)
             raise
-        tokens, endings = self._choose(batch, outputs["logits"], outputs["argmax"])
+        tokens, endings = self._choose(batch, outputs)
         self._commit(batch, tokens, endings)
         return True
 
-    def _execute(self, batch: Batch) -> dict[str, NDArray[np.generic]]:
+    def _execute(self, batch: Batch) -> Mapping[str, Any]:
         inputs = {
             "token_ids": batch.token_ids,
             "positions": batch.positions,
@@ -252,15 +248,15 @@ class Engine:
             "logit_rows": batch.num_logits,
             "request_blocks": batch.block_tables.shape[1],
         }
-        return dict(self._executor.run(inputs, dims))
+        return self._executor.launch(inputs, dims)
 
     def _choose(
-        self, batch: Batch, logits: NDArray[np.generic], argmax: NDArray[np.generic]
+        self, batch: Batch, outputs: Mapping[str, Any]
     ) -> tuple[list[int], dict[int, FinishReason]]:
         """Sample every row that decides a token; hand prompt rows to their samples."""
         tokens = [0] * batch.num_logits
         endings: dict[int, FinishReason] = {}
-        rows = logits.astype(np.float32, copy=False)
+        asked: list[tuple[int, Sample, Question]] = []
         for index, owner in enumerate(batch.logit_requests.tolist()):
             request = batch.requests[owner]
             sample = self._live.get(request)
@@ -269,12 +265,24 @@ class Engine:
             if request.wants_prompt_logits:
                 position = int(batch.positions[batch.logit_rows[index]])
                 if position < len(request.prompt_ids):
-                    sample.take_prompt_row(position, rows[index])
+                    self._take_prompt_row(sample, outputs, index, position)
             if batch.is_sampled[index]:
-                tokens[index], reason = sample.choose(rows[index], int(argmax[index]))
-                if reason is not None:
-                    endings[owner] = reason
+                asked.append((owner, sample, sample.question(index)))
+        answers = self._chooser.choose(outputs, [question for _, _, question in asked])
+        for (owner, sample, question), answer in zip(asked, answers, strict=True):
+            tokens[question.row], reason = sample.take(answer)
+            if reason is not None:
+                endings[owner] = reason
         return tokens, endings
+
+    def _take_prompt_row(
+        self, sample: Sample, outputs: Mapping[str, Any], row: int, position: int
+    ) -> None:
+        sample.take_prompt_row(
+            position,
+            lambda: self._chooser.logits(outputs, row),
+            lambda token_id, num_top: self._chooser.score(outputs, row, token_id, num_top),
+        )
 
     def _commit(self, batch: Batch, tokens: list[int], endings: dict[int, FinishReason]) -> None:
         for request in self._scheduler.commit(batch, tokens, endings):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from tilewright.runtime.choose import Question
 from tilewright.runtime.detokenize import Detokenizer, StopMatcher
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.outputs import SampleOutput, StreamEvent
 from tilewright.runtime.philox import Draw
 from tilewright.runtime.request import FinishReason, Request
 from tilewright.runtime.sample_logits import SampleRules
-from tilewright.runtime.sampler import SampledToken, sample, score
+from tilewright.runtime.sampler import SampledToken
 
 Logits = NDArray[np.float32]
 
@@ -43,37 +44,37 @@ class Sample:
         self._num_seen = [0, 0, 0]  # pieces of text, tokens, log-probabilities already streamed
         self._closed = False
 
-    def take_prompt_row(self, position: int, row: Logits) -> None:
-        """Keep what a prompt row's logits were wanted for."""
+    def take_prompt_row(
+        self, position: int, logits: Callable[[], Logits], score: Callable[[int, int], SampledToken]
+    ) -> None:
+        """Keep what a prompt row's logits were wanted for: themselves, or the next token's score.
+
+        `score` is given a token id and how many of the most likely ones are wanted.
+        """
         if self.logits is not None:
-            self.logits.append(row.copy())
+            self.logits.append(logits())
         wanted = self.rules.params.prompt_logprobs
         if wanted is not None and position + 1 < len(self.request.prompt_ids):
             token_id = self.request.prompt_ids[position + 1]
-            self.prompt_logprobs.append(score(row, token_id, wanted))
+            self.prompt_logprobs.append(score(token_id, wanted))
 
-    def choose(self, row: Logits, argmax: int) -> tuple[int, FinishReason | None]:
-        """Sample the next token; return it and why the sample ends now, if it does.
+    def question(self, row: int) -> Question:
+        """Return what is to be decided in a row of a step's logits."""
+        request = self.request
+        draw = Draw(request.seed, request.num_tokens, request.sample_index)
+        return Question(row, self.rules, draw, self._prompt, request.output_ids)
+
+    def take(self, answer: SampledToken | RequestError) -> tuple[int, FinishReason | None]:
+        """Take the next token; return it and why the sample ends now, if it does.
 
         Logits that allow no choice end this sample with an error and touch no other.
         """
-        request = self.request
-        draw = Draw(request.seed, request.num_tokens, request.sample_index)
-        try:
-            chosen = sample(
-                row,
-                self.rules,
-                draw,
-                prompt_token_ids=self._prompt,
-                output_token_ids=request.output_ids,
-                argmax=argmax if row[argmax] == row[argmax] else None,
-            )
-        except RequestError as error:
-            self.error = f"request '{request.id}': {error}"
+        if isinstance(answer, RequestError):
+            self.error = f"request '{self.request.id}': {answer}"
             return 0, FinishReason.ERROR
         if self.rules.params.logprobs is not None:
-            self._logprobs.append(chosen)
-        return chosen.token_id, self._push(chosen.token_id)
+            self._logprobs.append(answer)
+        return answer.token_id, self._push(answer.token_id)
 
     def _push(self, token_id: int) -> FinishReason | None:
         """Add a token's text; say whether it ends the sample."""

@@ -1,83 +1,53 @@
 """The CPU as a device: memory, the kernels' library, its thread pool, prepared launches.
 
-The structures below mirror the C headers of TVM-FFI and templates/cpp/tw_host.cpp. A prepared step
-is arrays of them, so that running it is one foreign call.
+A prepared step is tables that the library's own loop reads, so that running it is one foreign
+call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 import os
 import platform
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm_ffi
-from numpy.typing import NDArray
 
-from tilewright.runtime.artifact import Extent, TargetRecord, evaluate
+from tilewright.runtime.artifact import Argument, Manifest, TargetRecord, evaluate
+from tilewright.runtime.choose import Chooser, HostChooser
+from tilewright.runtime.devices.device import Observer, Step
+from tilewright.runtime.devices.launch_table import Call, LaunchFailed, LaunchLayout, Slot
+from tilewright.runtime.devices.memory import (
+    POISON,
+    Array,
+    Bytes,
+    allocate,
+    as_torch,
+    load_file,
+    map_file,
+    numpy_type,
+    release_unused_memory,
+)
 from tilewright.runtime.errors import ArtifactError
+from tilewright.runtime.plan_check import tensor_bytes
+from tilewright.runtime.plan_memory import ARENA, PlanMemory, Region, bound_shape, lay_out
 
-Array = NDArray[Any]
-_HUGE_PAGE = 2 << 20
-Bytes = NDArray[np.uint8]
+if TYPE_CHECKING:
+    from tilewright.runtime.artifact_files import LoadedArtifact
+
+__all__ = [
+    "Array", "Bytes", "Call", "CpuDevice", "CpuLibrary", "CpuPool", "LaunchFailed", "LaunchTable",
+    "Slot", "allocate", "as_torch", "check_target", "cpu_flags", "default_num_threads", "load_file",
+    "map_file", "numpy_type", "release_unused_memory",
+]  # fmt: skip
 
 MAX_THREADS = 1024
 _ERROR_BYTES = 1024
-_TENSOR_INDEX, _INT_INDEX = 7, 1  # kTVMFFIDLTensorPtr, kTVMFFIInt
-_CPU = 1  # kDLCPU
-_ANY = np.dtype([("type_index", "i4"), ("padding", "u4"), ("value", "i8")])
-_TENSOR = np.dtype(
-    [("data", "u8"), ("device_type", "i4"), ("device_id", "i4"), ("ndim", "i4"), ("code", "u1"),
-     ("bits", "u1"), ("lanes", "u2"), ("shape", "u8"), ("strides", "u8"), ("byte_offset", "u8")]
-)  # fmt: skip
-_LAUNCH = np.dtype([("call", "u8"), ("args", "u8"), ("num_args", "i8")])
-_PATCH = np.dtype([("target", "u8"), ("value_id", "i8")])
-
-_INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4  # DLDataTypeCode
-_TYPES: Mapping[str, tuple[int, int, str]] = {  # code, bits, numpy's type for the same memory
-    "f64": (_FLOAT, 64, "f8"), "f32": (_FLOAT, 32, "f4"), "f16": (_FLOAT, 16, "f2"),
-    "bf16": (_BFLOAT, 16, "u2"), "fp8_e4m3": (_UINT, 8, "u1"), "fp8_e5m2": (_UINT, 8, "u1"),
-    "ue8m0": (_UINT, 8, "u1"), "i64": (_INT, 64, "i8"), "i32": (_INT, 32, "i4"),
-    "i8": (_INT, 8, "i1"), "u8": (_UINT, 8, "u1"),
-}  # fmt: skip
-
-
-class LaunchFailed(RuntimeError):
-    """Launch `launch_id` of a step returned an error."""
-
-    def __init__(self, launch_id: int, text: str) -> None:
-        super().__init__(text)
-        self.launch_id = launch_id
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A tensor of a prepared step: fixed memory, extents bound per step."""
-
-    address: int
-    dtype: str
-    shape: tuple[Extent, ...]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A launch of a prepared step: kernel symbol, indices of its slots, ints."""
-
-    symbol: str
-    slots: tuple[int, ...]
-    ints: tuple[Extent, ...]
-
-
-def numpy_type(dtype: str) -> np.dtype[Any]:
-    """Return numpy's type for the memory of a dtype: bf16 is uint16, the 8-bit floats are uint8."""
-    return np.dtype(_TYPES[dtype][2])
 
 
 def default_num_threads() -> int:
@@ -85,55 +55,6 @@ def default_num_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def allocate(num_bytes: int) -> Bytes:
-    """Return zeroed bytes at a page boundary; pages cost memory only once touched."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    pages = mmap.mmap(-1, max(num_bytes, 1), flags=flags)
-    return np.frombuffer(pages, np.uint8, num_bytes)
-
-
-def release_unused_memory() -> None:
-    """Give freed heap pages back to the system: reading a tokenizer leaves many behind."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-    if trim is not None:
-        trim(0)
-
-
-def map_file(path: Path) -> Bytes:
-    """Map a file read-only; the kernel starts reading it ahead."""
-    if path.stat().st_size == 0:
-        return allocate(0)
-    with path.open("rb") as file:
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_WILLNEED"):
-        pages.madvise(mmap.MADV_WILLNEED)
-    return np.frombuffer(pages, np.uint8)
-
-
-def load_file(path: Path) -> Bytes:
-    """Return a file's bytes in huge pages if it is small beside this machine's memory, else mapped.
-
-    Weights are streamed once a token: with 4 KB pages address translation costs 5 to 10 % of it.
-    """
-    size = path.stat().st_size
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if not hasattr(mmap, "MADV_HUGEPAGE") or not _HUGE_PAGE <= size <= memory // 4:
-        return map_file(path)
-    pages = mmap.mmap(-1, size + 2 * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without huge pages
-        return map_file(path)
-    whole = np.frombuffer(pages, np.uint8)
-    start = -whole.ctypes.data % _HUGE_PAGE
-    found = whole[start : start + size]
-    with path.open("rb") as file:
-        if file.readinto(found.data) != size:
-            raise ArtifactError(f"file '{path}': changed while it was read: want {size} bytes")
-    found.flags.writeable = False
-    return found
 
 
 def check_target(target: TargetRecord) -> None:
@@ -227,82 +148,51 @@ class CpuDevice:
             raise ValueError(f"num_threads: got {count}, want 1 to {MAX_THREADS}")
         self.num_threads = count
 
-    def allocate(self, num_bytes: int) -> Bytes:
-        """Return zeroed, 64-byte aligned bytes."""
-        return allocate(num_bytes)
+    def check(self, manifest: Manifest) -> None:
+        """Raise ArtifactError unless this machine can run kernels built for the target."""
+        check_target(manifest.target)
+
+    def cache_blocks(self, manifest: Manifest, wanted: int, *, is_exact: bool) -> int:
+        """Return what is wanted: pages cost memory only once touched."""
+        return wanted
+
+    def load_library(self, path: Path, symbols: Sequence[str]) -> CpuLibrary:
+        """Load an artifact's kernels; raise ArtifactError if one is missing."""
+        return CpuLibrary(path, symbols)
+
+    def load_weights(self, path: Path) -> Bytes:
+        """Return the weights in huge pages where that pays."""
+        return load_file(path)
 
     def create_pool(self, library: CpuLibrary) -> CpuPool:
         """Start the threads of an engine."""
         return CpuPool(library, self.num_threads)
+
+    def open(self, artifact: LoadedArtifact, *, poison: bool = False) -> CpuSession:
+        """Make the memory of one executor and start its threads."""
+        return CpuSession(artifact, self, poison=poison)
 
 
 class LaunchTable:
     """Launches laid out in memory as C reads them. Not thread-safe: a run writes the extents."""
 
     def __init__(self, library: CpuLibrary, slots: Sequence[Slot], calls: Sequence[Call]) -> None:
+        layout = LaunchLayout(library.addresses, slots, calls)
         self._library = library
-        self._extents: dict[str, tuple[int, Extent]] = {}
-        self._patches: list[tuple[int, int]] = []
-        self._tensors = self._lay_tensors(slots)
-        self._launches = self._lay_launches(calls)
-        self._patch_array = np.array(self._patches, _PATCH)
-        self._values = np.zeros(max(len(self._extents), 1), np.int64)
+        self._layout = layout
         self._error = ctypes.create_string_buffer(_ERROR_BYTES)
-        self._bound: dict[str, int] | None = None
-        self.num_launches = len(calls)
+        self.num_launches = len(layout.launches)
         self._fixed = (
-            self._launches.ctypes.data, len(calls), self._patch_array.ctypes.data,
-            len(self._patches), self._values.ctypes.data,
+            layout.launches.ctypes.data, len(layout.launches), layout.patches.ctypes.data,
+            len(layout.patches), layout.values.ctypes.data,
         )  # fmt: skip
-
-    def _lay_tensors(self, slots: Sequence[Slot]) -> Array:
-        tensors = np.zeros(len(slots), _TENSOR)
-        self._shapes = np.zeros(max(sum(len(s.shape) for s in slots), 1), np.int64)
-        base, at = self._shapes.ctypes.data, 0
-        for index, slot in enumerate(slots):
-            code, bits, _ = _TYPES[slot.dtype]
-            tensors[index] = (slot.address, _CPU, 0, len(slot.shape), code, bits, 1,
-                              base + 8 * at, 0, 0)  # fmt: skip
-            for extent in slot.shape:
-                self._shapes[at] = self._place(extent, base + 8 * at)
-                at += 1
-        return tensors
-
-    def _lay_launches(self, calls: Sequence[Call]) -> Array:
-        rows = sum(len(c.slots) + len(c.ints) for c in calls)
-        self._args = np.zeros(max(rows, 1), _ANY)
-        launches = np.zeros(len(calls), _LAUNCH)
-        base, at = self._args.ctypes.data, 0
-        for index, call in enumerate(calls):
-            count = len(call.slots) + len(call.ints)
-            launches[index] = (self._library.addresses[call.symbol], base + 16 * at, count)
-            for slot_id in call.slots:
-                address = self._tensors.ctypes.data + _TENSOR.itemsize * slot_id
-                self._args[at] = (_TENSOR_INDEX, 0, address)
-                at += 1
-            for extent in call.ints:
-                self._args[at] = (_INT_INDEX, 0, self._place(extent, base + 16 * at + 8))
-                at += 1
-        return launches
-
-    def _place(self, extent: Extent, target: int) -> int:
-        """Return a constant extent's value; note where any other must be written."""
-        if isinstance(extent, int):
-            return extent
-        value_id, _ = self._extents.setdefault(repr(extent), (len(self._extents), extent))
-        self._patches.append((target, value_id))
-        return 0
 
     def run(self, pool: CpuPool, dims: Mapping[str, int], seconds: Array | None = None) -> None:
         """Run all launches with these dims; `seconds`, if given, receives the time of each.
 
         Raises LaunchFailed at the first launch that fails, RuntimeError in a forked process.
         """
-        if dims != self._bound:
-            self._bound = None
-            for value_id, extent in self._extents.values():
-                self._values[value_id] = evaluate(extent, dims)
-            self._bound = dict(dims)
+        self._layout.bind(dims)
         times = None if seconds is None else seconds.ctypes.data
         failed = self._library.run(pool.handle, *self._fixed, times, self._error, _ERROR_BYTES)
         if failed == -1:
@@ -311,3 +201,115 @@ class LaunchTable:
         if failed == -2:
             raise RuntimeError(f"thread pool: {text}; load the artifact again in this process")
         raise LaunchFailed(failed, text)
+
+
+class CpuSession:
+    """An executor's memory and threads: a step copies its inputs and makes one foreign call.
+
+    Memory is the mapped weights, the states, one arena shared by all buckets, and inputs and
+    outputs; pages that are never touched cost nothing.
+    """
+
+    def __init__(self, artifact: LoadedArtifact, device: CpuDevice, *, poison: bool) -> None:
+        assert isinstance(artifact.library, CpuLibrary), artifact.library
+        self._library = artifact.library
+        self._poison = poison
+        self._plan = PlanMemory(artifact.manifest, device.num_threads)
+        self._memory: dict[Region, Bytes] = {
+            ("weight", name): array.reshape(-1).view(np.uint8)
+            for name, array in artifact.weights.items()
+        }
+        for region, size in self._plan.fixed_bytes().items():
+            self._memory[region] = allocate(size)
+        self._tables: dict[str, LaunchTable] = {}
+        self._viewed: Step | None = None
+        self._pool = device.create_pool(self._library)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.close()
+
+    def allocate_states(self, dims: Mapping[str, int]) -> None:
+        """Make zeroed states of these dims; earlier ones are dropped."""
+        for region, size in self._plan.state_bytes(dims).items():
+            self._memory[region] = allocate(size)
+        self._tables.clear()
+        self._viewed = None
+
+    def state(self, name: str, dims: Mapping[str, int]) -> Array:
+        """Return a state's live memory."""
+        return self._view("state", name, dims)
+
+    def write_inputs(self, step: Step, inputs: Mapping[str, Array]) -> None:
+        """Copy arrays that have the types and shapes the step wants."""
+        if step is not self._viewed:
+            manifest = self._plan.manifest
+            self._inputs = {t.name: self._view("input", t.name, step.dims) for t in manifest.inputs}
+            self._outputs = {
+                t.name: self._view("output", t.name, step.dims) for t in manifest.outputs
+            }
+            self._viewed = step
+        for name, view in self._inputs.items():
+            view[...] = inputs[name]
+        if self._poison:
+            self._memory[ARENA][...] = POISON
+            for output in self._outputs.values():
+                output.view(np.uint8)[...] = POISON
+
+    def run(self, step: Step) -> None:
+        """Run the step's kernels. Raises LaunchFailed for the first that fails."""
+        self._table(step).run(self._pool, step.dims)
+
+    def time_launches(self, step: Step) -> Sequence[float]:
+        """Run the step's kernels; return the seconds of each."""
+        table = self._table(step)
+        seconds = np.zeros(table.num_launches)
+        table.run(self._pool, step.dims, seconds)
+        return [float(s) for s in seconds]
+
+    def observe(self, step: Step, observer: Observer) -> None:
+        """Run the step's kernels one by one on this thread, showing each."""
+        for launch_id, launch in enumerate(step.bucket.launches):
+            tensors = [self._argument(a, step) for a in launch.arguments]
+            ints = [evaluate(extent, step.dims) for extent in launch.ints]
+            arrays = [array for array, _ in tensors]
+            observer.before(launch, arrays, ints)
+            try:
+                kernel = self._library.module[launch.kernel]
+                kernel(*(as_torch(array, dtype) for array, dtype in tensors), *ints)
+            except ValueError as error:
+                raise LaunchFailed(launch_id, str(error)) from None
+            observer.after(launch, arrays, ints)
+
+    def outputs(self, step: Step) -> Mapping[str, Array]:
+        """Return views of the outputs, valid until the next step."""
+        return self._outputs
+
+    def host_outputs(self, step: Step) -> Mapping[str, Array]:
+        """Return views of the outputs, valid until the next step."""
+        return self._outputs
+
+    def chooser(self) -> Chooser:
+        """Return the sampler that works row by row."""
+        return HostChooser()
+
+    def _table(self, step: Step) -> LaunchTable:
+        table = self._tables.get(step.bucket.name)
+        if table is None:
+            slots, calls = lay_out(self._plan, step.bucket, self._address)
+            table = self._tables[step.bucket.name] = LaunchTable(self._library, slots, calls)
+        return table
+
+    def _address(self, region: Region) -> int:
+        return self._memory[region].ctypes.data
+
+    def _view(self, kind: str, name: str, dims: Mapping[str, int]) -> Array:
+        record = self._plan.records[kind, name]
+        memory = self._memory[kind, name][: tensor_bytes(record, dims)]
+        return memory.view(numpy_type(record.dtype)).reshape(bound_shape(record, dims))
+
+    def _argument(self, argument: Argument, step: Step) -> tuple[Array, str]:
+        region, offset, record = self._plan.locate(argument, step.bucket)
+        part = self._memory[region][offset : offset + tensor_bytes(record, step.dims)]
+        view = part.view(numpy_type(record.dtype)).reshape(bound_shape(record, step.dims))
+        return view, record.dtype
