@@ -20,6 +20,7 @@ from tilewright.runtime.devices.cpu import (
     LaunchFailed,
     LaunchTable,
     Slot,
+    allocate,
 )
 
 pytestmark = pytest.mark.cpu
@@ -112,8 +113,8 @@ def test_every_item_runs_once(
     repeats: int,
 ) -> None:
     device = CpuDevice(threads)
-    hits = device.allocate(4 * 300).view(np.int32)
-    by_thread = device.allocate(4 * 64).view(np.int32)
+    hits = allocate(4 * 300).view(np.int32)
+    by_thread = allocate(4 * 64).view(np.int32)
     slots = [Slot(hits.ctypes.data, "i32", (300,)), Slot(by_thread.ctypes.data, "i32", (64,))]
     calls = [Call("count", (0, 1), ("items", inner))] * repeats
     LaunchTable(library, slots, calls).run(pools[threads], {"items": num_items})
@@ -132,8 +133,8 @@ def test_work_is_shared(library: CpuLibrary, pools: dict[int, CpuPool]) -> None:
     """With items of real length, every thread of the pool takes some."""
     used: set[int] = set()
     for _ in range(50):
-        hits, by_thread = np.zeros(64, np.int32), CpuDevice(2).allocate(256).view(np.int32)
-        hits = CpuDevice(2).allocate(256).view(np.int32)
+        hits, by_thread = np.zeros(64, np.int32), allocate(256).view(np.int32)
+        hits = allocate(256).view(np.int32)
         slots = [Slot(hits.ctypes.data, "i32", (64,)), Slot(by_thread.ctypes.data, "i32", (64,))]
         calls = [Call("count", (0, 1), (64, 100)), Call("spin", (), (64, 20000))] * 4
         LaunchTable(library, slots, calls).run(pools[2], {})
@@ -191,7 +192,7 @@ def test_runs_on_one_pool_take_turns(library: CpuLibrary, pools: dict[int, CpuPo
     results: list[bool] = []
 
     def run() -> None:
-        hits, by_thread = (device.allocate(256).view(np.int32) for _ in range(2))
+        hits, by_thread = (allocate(256).view(np.int32) for _ in range(2))
         slots = [Slot(a.ctypes.data, "i32", (64,)) for a in (hits, by_thread)]
         table = LaunchTable(library, slots, [Call("count", (0, 1), (63, 1))] * 10)
         for _ in range(50):
