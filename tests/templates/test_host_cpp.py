@@ -112,7 +112,6 @@ def test_every_item_runs_once(
     inner: int,
     repeats: int,
 ) -> None:
-    device = CpuDevice(threads)
     hits = allocate(4 * 300).view(np.int32)
     by_thread = allocate(4 * 64).view(np.int32)
     slots = [Slot(hits.ctypes.data, "i32", (300,)), Slot(by_thread.ctypes.data, "i32", (64,))]
@@ -188,7 +187,6 @@ def test_failure_without_a_message(library: CpuLibrary, pools: dict[int, CpuPool
 
 def test_runs_on_one_pool_take_turns(library: CpuLibrary, pools: dict[int, CpuPool]) -> None:
     """Four threads use one pool; each loop is whole, so its counts are exact."""
-    device = CpuDevice(3)
     results: list[bool] = []
 
     def run() -> None:
