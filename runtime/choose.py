@@ -52,10 +52,15 @@ class HostChooser:
         self, outputs: Mapping[str, Any], questions: Sequence[Question]
     ) -> list[SampledToken | RequestError]:
         """Answer every question: a token, or why that row allows none."""
-        return [self._answer(outputs, each) for each in questions]
+        return [
+            self.answer(self._row(outputs, q.row), q, argmax=int(outputs["argmax"][q.row]))
+            for q in questions
+        ]
 
-    def _answer(self, outputs: Mapping[str, Any], asked: Question) -> SampledToken | RequestError:
-        row, argmax = self._row(outputs, asked.row), int(outputs["argmax"][asked.row])
+    def answer(
+        self, row: Logits, asked: Question, *, argmax: int | None
+    ) -> SampledToken | RequestError:
+        """Answer one question from its row; `argmax` if a kernel has found it."""
         try:
             return sample(
                 row,
@@ -63,7 +68,7 @@ class HostChooser:
                 asked.draw,
                 prompt_token_ids=asked.prompt_token_ids,
                 output_token_ids=asked.output_token_ids,
-                argmax=argmax if row[argmax] == row[argmax] else None,
+                argmax=argmax if argmax is not None and row[argmax] == row[argmax] else None,
             )
         except RequestError as error:
             return error

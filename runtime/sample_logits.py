@@ -93,12 +93,16 @@ def adjusted(
         only = np.full_like(changed, -np.inf)
         only[rules.allowed] = changed[rules.allowed]
         changed = only
-    for word in rules.bad_words:
-        if _is_next_last(word, output):
-            changed[word[-1]] = -np.inf
-    if len(output) < rules.params.min_tokens:
-        changed[rules.ending] = -np.inf
+    changed[banned_ids(rules, output)] = -np.inf
     return changed
+
+
+def banned_ids(rules: SampleRules, output: TokenIds) -> Ids:
+    """Ids that may not follow the output: last tokens of bad words, and ends that are too early."""
+    last = [word[-1] for word in rules.bad_words if _is_next_last(word, output)]
+    if len(output) < rules.params.min_tokens:
+        last.extend(rules.ending.tolist())
+    return _ids(last)
 
 
 def _penalise(logits: Logits, params: SamplingParams, prompt: Ids, output: Ids) -> None:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 WEIGHT_BITS = 32
 CHUNK = 8192
 
-_LN2 = 0.6931471805599453
-_SQRT_HALF = 0.7071067811865476
+LN2 = 0.6931471805599453
+SQRT_HALF = 0.7071067811865476
 # 2 / (2 k + 1) for k = 7 ... 1: the series of log((1 + s) / (1 - s)); at |s| <= 0.1716 the terms
 # left out are below 2^-44 of the sum.
-_LOG_TERMS = tuple(2.0 / (2 * k + 1) for k in range(7, 0, -1))
+LOG_TERMS = tuple(2.0 / (2 * k + 1) for k in range(7, 0, -1))
 # ln(2)^k / k! for k = 6 ... 0: the series of 2^f; at |f| <= 1/2 the rest is below 2^-22.
-_EXP2_TERMS = (
+EXP2_TERMS = (
     np.float32(1.5403530393381610e-04),
     np.float32(1.3333558146428443e-03),
     np.float32(9.6181291076284770e-03),
@@ -35,17 +35,17 @@ def log(x: NDArray[np.float64]) -> NDArray[np.float64]:
     log x = e ln 2 + (2 s + (s s^2) (2/3 + s^2 (2/5 + ...))).
     """
     mantissa, exponent = np.frexp(x)
-    is_low = mantissa < _SQRT_HALF
+    is_low = mantissa < SQRT_HALF
     np.multiply(mantissa, 2.0, out=mantissa, where=is_low)
     scale = exponent - is_low.astype(np.float64)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     square = s * s
-    series = square * _LOG_TERMS[0]
-    for term in _LOG_TERMS[1:-1]:
+    series = square * LOG_TERMS[0]
+    for term in LOG_TERMS[1:-1]:
         series += term
         series *= square
-    series += _LOG_TERMS[-1]
-    result: NDArray[np.float64] = scale * _LN2 + (s * 2.0 + (s * square) * series)
+    series += LOG_TERMS[-1]
+    result: NDArray[np.float64] = scale * LN2 + (s * 2.0 + (s * square) * series)
     return result
 
 
@@ -64,11 +64,11 @@ def weights(
     np.fmax(t, np.float32(-34.0), out=t)
     whole = np.rint(t)
     t -= whole
-    series = t * _EXP2_TERMS[0]
-    for term in _EXP2_TERMS[1:-1]:
+    series = t * EXP2_TERMS[0]
+    for term in EXP2_TERMS[1:-1]:
         series += term
         series *= t
-    series += _EXP2_TERMS[-1]
+    series += EXP2_TERMS[-1]
     # The scaling by 2^(whole + 32) is exact: the result's exponent lies within -2 .. 32.
     power = ((whole.astype(np.int32) + (127 + WEIGHT_BITS)) << 23).view(np.float32)
     series *= power

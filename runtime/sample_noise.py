@@ -18,7 +18,7 @@ NUM_GROUPS = 512
 _FIRST = 48
 _DIRECT = 768
 # Bounds are compared with this much to spare, which covers all rounding; scores then decide.
-_SLACK = 1e-3
+SLACK = 1e-3
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -87,7 +87,7 @@ def _draw_from_all(
     if len(ids) > _DIRECT:
         potential = _relative(logits[ids], max_logit, temperature) + bounds[ids % NUM_GROUPS]
         top = ids[np.argpartition(potential, -_FIRST)[-_FIRST:]]
-        ids = ids[potential >= max(best, float(scores(top).max())) - _SLACK]
+        ids = ids[potential >= max(best, float(scores(top).max())) - SLACK]
     return _lowest_best(ids, scores(ids))
 
 
@@ -104,7 +104,7 @@ def _above(
     best: float,
 ) -> Ids:
     """Ids whose logit with the bound of their group reaches `best`, ascending."""
-    need = float(max_logit) + temperature * (best - bounds - _SLACK)
+    need = float(max_logit) + temperature * (best - bounds - SLACK)
     # Rounding to float32 and in the sum above is relative to the numbers' own size.
     need -= 1e-6 * (np.abs(need) + abs(float(max_logit)))
     floors = np.clip(need, -3.4e38, 3.4e38).astype(np.float32)

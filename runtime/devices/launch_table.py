@@ -6,7 +6,6 @@ step binds its dims, writes the extents and calls.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,6 +78,7 @@ class LaunchLayout:
         self.patches = np.array(self._patches, PATCH)
         self.values = np.zeros(max(len(self._extents), 1), np.int64)
         self._bound: dict[str, int] | None = None
+        self._scatter: tuple[Array, Array, Array, Array] | None = None
 
     def _lay_tensors(self, slots: Sequence[Slot]) -> Array:
         tensors = np.zeros(len(slots), _TENSOR)
@@ -130,5 +130,17 @@ class LaunchLayout:
 
     def write(self) -> None:
         """Write the values to where tensors and arguments need them."""
-        for target, value_id in self._patches:
-            ctypes.c_int64.from_address(target).value = int(self.values[value_id])
+        if self._scatter is None:
+            self._scatter = self._plan_scatter()
+        shapes, shape_values, args, arg_values = self._scatter
+        self._shapes[shapes] = self.values[shape_values]
+        self._args["value"][args] = self.values[arg_values]
+
+    def _plan_scatter(self) -> tuple[Array, Array, Array, Array]:
+        """Turn the patches' addresses into indices of the two arrays they lie in."""
+        targets = self.patches["target"].astype(np.int64)
+        value_ids = self.patches["value_id"]
+        base, args = self._shapes.ctypes.data, self._args.ctypes.data
+        is_shape = (targets >= base) & (targets < base + self._shapes.nbytes)
+        at = (targets[~is_shape] - args) // _ANY.itemsize
+        return (targets[is_shape] - base) // 8, value_ids[is_shape], at, value_ids[~is_shape]

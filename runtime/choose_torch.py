@@ -1,0 +1,152 @@
+"""Choosing tokens where the logits lie on a GPU: only ids, and log-probabilities if asked, return.
+
+Answers are those of the host's sampler for the same logits, bit for bit; log-probabilities agree
+within 1e-12, since exp and log of a GPU round otherwise in the last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.runtime.choose import HostChooser, Logits, Question
+from tilewright.runtime.devices.chip import Chip
+from tilewright.runtime.errors import RequestError
+from tilewright.runtime.sample_torch import LEADING, Chosen, choose, log_softmax_row, settings_of
+from tilewright.runtime.sample_torch_edits import adjust
+from tilewright.runtime.sample_torch_math import Tensor, ids_of_keys, order_keys
+from tilewright.runtime.sampler import SampledToken
+
+ROWS_AT_ONCE = 32
+_SURE, _UNSURE, _REFUSED = 0, 1, 2
+Answers = dict[int, SampledToken | RequestError]
+
+
+class TorchChooser:
+    """Chooses for all rows of a step together, on the stream of its session."""
+
+    def __init__(self, chip: Chip) -> None:
+        self._chip = chip
+        self._host = HostChooser()
+
+    def close(self) -> None:
+        """Nothing is kept between steps."""
+
+    def choose(
+        self, outputs: Mapping[str, Any], questions: Sequence[Question]
+    ) -> list[SampledToken | RequestError]:
+        """Answer every question: a token, or why that row allows none."""
+        with self._chip.active():
+            answers: Answers = {}
+            plain = [i for i, q in enumerate(questions) if _is_plain(q)]
+            others = [i for i, q in enumerate(questions) if not _is_plain(q)]
+            if plain:
+                self._take_argmax(outputs, questions, plain, answers)
+            for start in range(0, len(others), ROWS_AT_ONCE):
+                part = others[start : start + ROWS_AT_ONCE]
+                self._sample(outputs, questions, part, answers)
+            self._add_logprobs(outputs, questions, answers)
+            return [answers[i] for i in range(len(questions))]
+
+    def _take_argmax(
+        self, outputs: Mapping[str, Any], questions: Sequence[Question],
+        chosen: Sequence[int], answers: Answers,
+    ) -> None:  # fmt: skip
+        """Take what the kernel found for greedy rows, if the largest logit is a number."""
+        rows = self._rows(questions, chosen)
+        logits = outputs["logits"].index_select(0, rows)
+        found = outputs["argmax"].index_select(0, rows).long()
+        largest = logits.amax(1)  # NaN if the row has one
+        at_found = logits.gather(1, found.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+        is_sure = largest.isfinite() & (at_found == largest)
+        token_ids = torch.where(is_sure, found, -1).tolist()
+        self._answer(outputs, questions, chosen, token_ids, answers)
+
+    def _sample(
+        self, outputs: Mapping[str, Any], questions: Sequence[Question],
+        chosen: Sequence[int], answers: Answers,
+    ) -> None:  # fmt: skip
+        asked = [questions[i] for i in chosen]
+        raw = outputs["logits"].index_select(0, self._rows(questions, chosen)).float()
+        logits = raw
+        if any(q.rules.changes_logits(len(q.output_token_ids)) for q in asked):
+            logits = adjust(raw, asked)
+        settings = settings_of(asked, raw.shape[1], raw.device)
+        is_finite = raw.amax(1).isfinite()
+        token_ids, states = self._read(choose(logits, settings, LEADING), is_finite)
+        again = [i for i, state in enumerate(states) if state == _UNSURE]
+        if again:
+            rows = torch.tensor(again, device=raw.device)
+            settings = settings_of([asked[i] for i in again], raw.shape[1], raw.device)
+            picked = logits.index_select(0, rows)
+            more, _ = self._read(choose(picked, settings, raw.shape[1]), is_finite[rows])
+            for i, token_id in zip(again, more, strict=True):
+                token_ids[i] = token_id
+        token_ids = [
+            -1 if state == _REFUSED else token_id
+            for token_id, state in zip(token_ids, states, strict=True)
+        ]
+        self._answer(outputs, questions, chosen, token_ids, answers)
+
+    @staticmethod
+    def _read(found: Chosen, is_finite: Tensor) -> tuple[list[int], list[int]]:
+        """Bring tokens and states to the host, in one copy."""
+        state = torch.where(found.is_sure, _SURE, _UNSURE)
+        state = torch.where(is_finite & found.largest.isfinite(), state, _REFUSED)
+        token_ids, states = torch.stack((found.token_ids, state)).tolist()
+        return token_ids, states
+
+    def _answer(
+        self, outputs: Mapping[str, Any], questions: Sequence[Question],
+        chosen: Sequence[int], token_ids: Sequence[int], answers: Answers,
+    ) -> None:  # fmt: skip
+        """Keep the tokens; a row that allows none is read on the host, which words the error."""
+        for i, token_id in zip(chosen, token_ids, strict=True):
+            if token_id >= 0:
+                answers[i] = SampledToken(token_id)
+            else:
+                row = self._on_host(outputs, questions[i].row)
+                answers[i] = self._host.answer(row, questions[i], argmax=None)
+
+    def _add_logprobs(
+        self, outputs: Mapping[str, Any], questions: Sequence[Question], answers: Answers
+    ) -> None:
+        for i, answer in answers.items():
+            wanted = questions[i].rules.params.logprobs
+            if wanted is not None and isinstance(answer, SampledToken):
+                answers[i] = self.score(outputs, questions[i].row, answer.token_id, wanted)
+
+    def score(
+        self, outputs: Mapping[str, Any], row: int, token_id: int, num_top: int
+    ) -> SampledToken:
+        """Log-probability of a given token in a row, and of the most likely ones."""
+        with self._chip.active():
+            logits = outputs["logits"][row].float()
+            logprobs = log_softmax_row(logits)
+            keys = order_keys(logits[None])[0].topk(min(num_top, len(logits))).values
+            ids = torch.cat((torch.tensor([token_id], device=logits.device), ids_of_keys(keys)))
+            chosen, *top = zip(ids.tolist(), logprobs[ids].tolist(), strict=True)
+            return SampledToken(token_id, chosen[1], tuple(t for t in top if t[1] > -np.inf))
+
+    def logits(self, outputs: Mapping[str, Any], row: int) -> Logits:
+        """Return a copy of a row on the host."""
+        with self._chip.active():
+            return self._on_host(outputs, row)
+
+    @staticmethod
+    def _on_host(outputs: Mapping[str, Any], row: int) -> Logits:
+        found: Logits = outputs["logits"][row].float().cpu().numpy().copy()
+        return found
+
+    def _rows(self, questions: Sequence[Question], chosen: Sequence[int]) -> Tensor:
+        return torch.tensor([questions[i].row for i in chosen], device=self._chip.device)
+
+
+def _is_plain(asked: Question) -> bool:
+    """Say whether the answer is the argmax of the raw logits."""
+    return asked.rules.params.is_greedy and not asked.rules.changes_logits(
+        len(asked.output_token_ids)
+    )
