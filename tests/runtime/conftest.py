@@ -80,6 +80,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def skipping_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same kernels, but slot -1 stores nothing, as on GPUs."""
+    reads = "int32_t slot = TW_DATA(int32_t, slots)[i];"
+    skips = "if (slot == -1) { TW_DATA(float, y)[8 * i] = 7; continue; }"
+    assert reads in KERNELS
+    path = tmp_path_factory.mktemp("skipping") / "kernels.so"
+    compile_library(KERNELS.replace(reads, f"{reads}\n    {skips}"), path)
+    return path
+
+
 def launches() -> list[dict[str, Any]]:
     def args(*pairs: tuple[str, str]) -> list[dict[str, str]]:
         return [{"kind": kind, "name": name} for kind, name in pairs]
