@@ -30,13 +30,17 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class LoadedArtifact:
-    """A verified artifact. `weights` are read-only views of the file, as kernels see them."""
+    """A verified artifact, and the device it was loaded for.
+
+    `weights` are read-only views of the file, as kernels see them.
+    """
 
     path: Path
     manifest: Manifest
     library: Library
     tokenizer: Tokenizer | None
     weights: Mapping[str, Array]
+    device: Device
 
 
 def load_artifact(
@@ -67,7 +71,7 @@ def load_artifact(
         raise ArtifactError(f"artifact '{root}': {error}") from None
     except OSError as error:
         raise ArtifactError(f"artifact '{root}': {error.filename}: {error.strerror}") from None
-    return LoadedArtifact(root, manifest, library, tokenizer, weights)
+    return LoadedArtifact(root, manifest, library, tokenizer, weights, device)
 
 
 def read_manifest(root: Path) -> Manifest:

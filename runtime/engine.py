@@ -68,7 +68,7 @@ class Engine:
         self.manifest: Manifest = artifact.manifest
         self.model = self.manifest.model
         self.tokenizer: Tokenizer | None = artifact.tokenizer
-        self._executor = Executor(artifact, opening.device)
+        self._executor = Executor(artifact, artifact.device)
         self._chooser = self._executor.chooser()
         self._executor.allocate_states({"cache_blocks": opening.cache_blocks})
         limits = {d.name: d.upper for d in self.manifest.dims}

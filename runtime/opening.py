@@ -14,7 +14,7 @@ CACHED_CONTEXTS = 4  # full contexts the cache holds by default; pages are taken
 
 @dataclass
 class Opening:
-    """Settings of an engine; `choose` decides `device` and `cache_blocks` from a manifest."""
+    """Settings of an engine; `choose` decides its device, and `cache_blocks`, from a manifest."""
 
     device_name: str | None
     num_threads: int | None
@@ -30,7 +30,6 @@ class Opening:
         device.check(manifest)
         is_exact = self.cache_tokens is not None
         self.cache_blocks = device.cache_blocks(manifest, wanted, is_exact=is_exact)
-        self.device = device
         return device
 
     def _blocks(self, manifest: Manifest) -> int:

@@ -20,14 +20,16 @@ from tilewright.codegen.arguments import argument_names, int_names, matrix_weigh
 from tilewright.codegen.body import Body, extract
 from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_cpu import Unpacked, unpack_panels
+from tilewright.codegen.pack_gpu import unpack_blocks
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate
 from tilewright.graph.reference import Precision, run_node
-from tilewright.graph.types import TensorType
+from tilewright.graph.types import BlockFormat, TensorType
 from tilewright.runtime.artifact import LaunchRecord
 from tilewright.runtime.executor import as_torch
 
 Array = NDArray[Any]
+Unpack = Callable[[TensorType, Array], Unpacked | None]
 
 WIDE = Precision(torch.float64, honour_casts=True)
 TOLERANCE_F32 = 1e-4
@@ -59,9 +61,14 @@ class Difference:
 class LaunchCheck:
     """An observer of the executor that compares every launch with the reference."""
 
-    def __init__(self, graph: Graph, launched: Callable[[], None] = lambda: None) -> None:
-        """`graph`: the fused graph of the artifact. `launched` is called after every launch."""
+    def __init__(
+        self, graph: Graph, launched: Callable[[], None] = lambda: None, *, on_gpu: bool = False
+    ) -> None:
+        """`graph`: the fused graph of the artifact. `launched` is called after every launch.
+        `on_gpu`: whether weights are packed as GPU kernels read them.
+        """
         self._graph = graph
+        self._unpack = unpack_gpu if on_gpu else unpack_cpu
         self._groups = {g.name: g for g in graph.groups}
         self._launched = launched
         self._bodies: dict[str, Body] = {}
@@ -79,11 +86,11 @@ class LaunchCheck:
         body = self._body(launch)
         graph, names = body.graph, argument_names(body.graph)
         dims = dict(zip(int_names(graph), ints, strict=True))
-        wanted = _reference(body, dict(zip(names, self._before, strict=True)), dims)
+        wanted = _reference(body, dict(zip(names, self._before, strict=True)), dims, self._unpack)
         now = dict(zip(names, tensors, strict=False))
         results = [(value, value) for _, value in graph.outputs] + list(graph.state_outputs)
         found = [
-            difference(_given(body, argument, now[argument], dims), wanted[value],
+            difference(_given(body, argument, now[argument], dims, self._unpack), wanted[value],
                        rounds=_rounds(body.graph))
             for argument, value in results
         ]  # fmt: skip
@@ -139,12 +146,12 @@ def difference(got: torch.Tensor, want: torch.Tensor, *, rounds: bool) -> Differ
 
 
 def _reference(
-    body: Body, given: Mapping[str, Array], dims: Mapping[str, int]
+    body: Body, given: Mapping[str, Array], dims: Mapping[str, int], unpack: Unpack
 ) -> Mapping[str, torch.Tensor]:
     """Run the body's nodes on what the launch was given."""
     outputs = {value for _, value in body.graph.outputs}
     values = {
-        name: _given(body, name, array, dims)
+        name: _given(body, name, array, dims, unpack)
         for name, array in given.items()
         if name not in outputs
     }
@@ -153,26 +160,42 @@ def _reference(
     return values
 
 
-def _given(body: Body, name: str, array: Array, dims: Mapping[str, int]) -> torch.Tensor:
+def _given(
+    body: Body, name: str, array: Array, dims: Mapping[str, int], unpack: Unpack
+) -> torch.Tensor:
     """Return an argument's values in the shape the body sees, floats as fp64."""
     type_ = body.graph.type_of(name)
     if name in matrix_weights(body.graph):
-        return torch.from_numpy(dequantised(type_, array))
+        found = unpack(type_, array)
+        if found is not None:
+            return torch.from_numpy(dequantised(found))
     shape = [evaluate(d, dims) for d in type_.shape]
     tensor = as_torch(array, str(type_.dtype)).reshape(shape)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def dequantised(type_: TensorType, packed: Array) -> NDArray[np.float64]:
-    """Return a weight [n, k] out of its panels: exact, block scales applied."""
+def unpack_cpu(type_: TensorType, packed: Array) -> Unpacked | None:
+    """Return a weight [n, k] out of its panels."""
     n, k = (evaluate(d, {}) for d in type_.shape)
-    found: Unpacked = unpack_panels(panel_format(type_.dtype), packed.reshape(-1), n, k)
+    return unpack_panels(panel_format(type_.dtype), packed.reshape(-1), n, k)
+
+
+def unpack_gpu(type_: TensorType, packed: Array) -> Unpacked | None:
+    """Return a weight [n, k] out of its blocks, None if it lies row by row."""
+    if not isinstance(type_.dtype, BlockFormat):
+        return None
+    n, k = (evaluate(d, {}) for d in type_.shape)
+    return unpack_blocks(type_.dtype.name, packed.reshape(-1), n, k)
+
+
+def dequantised(found: Unpacked) -> NDArray[np.float64]:
+    """Return the values of a weight [n, k]: exact, block scales applied."""
     if found.values is not None:
         values = found.values
         if values.dtype == np.uint16:
             values = (values.astype(np.uint32) << 16).view(np.float32)
         return values.astype(np.float64)
-    assert found.codes is not None and found.d is not None, type_
-    group = k // found.d.shape[1]
+    assert found.codes is not None and found.d is not None
+    group = found.codes.shape[1] // found.d.shape[1]
     result = found.codes * np.repeat(found.d.astype(np.float64), group, axis=1)
     return result if found.m is None else result + np.repeat(found.m.astype(np.float64), group, 1)

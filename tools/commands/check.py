@@ -15,7 +15,9 @@ from tilewright.tools.failures import FAILED, CommandError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tilewright.runtime.artifact import Manifest
     from tilewright.runtime.artifact_files import LoadedArtifact
+    from tilewright.runtime.devices.device import Device
     from tilewright.runtime.executor import Executor
     from tilewright.tools.launch_check import Difference, LaunchCheck
     from tilewright.tools.progress import StageBars
@@ -54,11 +56,10 @@ def check_artifact(
     """Return the worst error of every kernel that ran, in order of first use."""
     from tilewright.graph.text import parse_graph
     from tilewright.runtime.artifact_files import load_artifact, verify_weights
-    from tilewright.runtime.devices.cpu import CpuDevice
     from tilewright.runtime.executor import Executor
     from tilewright.tools.launch_check import LaunchCheck
 
-    artifact = load_artifact(path)
+    artifact = load_artifact(path, choose_device=_one_by_one)
     prompt = _prompt(artifact, ids)
     bars("weights", 0, 1)
     verify_weights(artifact)
@@ -73,10 +74,19 @@ def check_artifact(
         done += 1
         bars("launches", done, total)
 
-    watch = LaunchCheck(graph, launched)
-    with Executor(artifact, CpuDevice(1)) as executor:
+    watch = LaunchCheck(graph, launched, on_gpu=artifact.manifest.target.name != "cpu")
+    with Executor(artifact, artifact.device) as executor:
         _run(executor, artifact, prompt, starts, watch)
     return list(watch.worst.values())
+
+
+def _one_by_one(manifest: Manifest) -> Device:
+    """Choose a device that shows launches as the reference can follow: one thread, no padding."""
+    from tilewright.runtime.devices.registry import open_device
+
+    if manifest.target.name == "cpu":
+        return open_device(manifest, num_threads=1)
+    return open_device(manifest, graphs=False)
 
 
 def _prompt(artifact: LoadedArtifact, ids: Sequence[int] | None) -> list[int]:
