@@ -25,6 +25,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+    parser.addoption(
+        "--artifacts", type=Path, help="what tools/dev/device_check.py built, for tests/device"
+    )
     parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
 
 

@@ -1,0 +1,145 @@
+"""Build artifacts here; check and time them on a machine with the GPU; print a table, write JSON.
+
+python -m tilewright.tools.dev.device_check build out/device
+python -m tilewright.tools.dev.device_check run out/device -o out/h200.json
+
+The machine with the GPU needs the runtime's packages, sympy, networkx and jinja2 for the
+reference, and no compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.tools.dev import device_checks, device_speed
+
+GREEDY = Path("tests/data/smollm2_greedy.json")
+PEER_KEYS = {"rope_theta": 10000.0}
+
+
+def main() -> None:
+    """Build or run, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    build_parser = commands.add_parser("build")
+    build_parser.add_argument("folder", type=Path)
+    build_parser.add_argument("--target", default="sm90")
+    run_parser = commands.add_parser("run")
+    run_parser.add_argument("folder", type=Path)
+    run_parser.add_argument("-o", "--output", type=Path, required=True)
+    run_parser.add_argument("--greedy", type=Path, default=GREEDY)
+    run_parser.add_argument("--only", nargs="*", help="names of sections")
+    asked = parser.parse_args()
+    if asked.command == "build":
+        build(asked.folder, asked.target)
+    else:
+        run(asked.folder, asked.output, asked.greedy, asked.only)
+
+
+def build(folder: Path, target: str) -> None:
+    """Compile what is to be checked."""
+    import typer
+
+    from tilewright.tools.cli import single
+
+    command = typer.main.get_command(single)
+    command.main(args=["smollm2-135m", "-o", str(folder / "smollm2"), "--target", target])
+
+
+def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> None:
+    """Run every section, or those named; a section that breaks is reported, and the next runs."""
+    path = folder / "smollm2"
+    config = _config(path)
+    sections: Mapping[str, Callable[[], Any]] = {
+        "machine": machine,
+        "greedy": lambda: device_checks.check_greedy(path, greedy),
+        "launches": lambda: device_checks.check_launches(path),
+        "invariance": lambda: device_checks.check_invariance(path),
+        "sampling": lambda: device_checks.check_sampling(path),
+        "refusals": lambda: device_checks.check_refusals(path),
+        "limits": device_speed.measure_limits,
+        "steps": lambda: device_speed.measure_steps(path),
+        "engine": lambda: device_speed.measure_engine(path),
+        "kernels": lambda: device_speed.measure_launches(path),
+        "graph memory": lambda: device_speed.measure_graph_memory(path),
+        "torch": lambda: device_speed.measure_torch(config),
+        "transformers": lambda: device_speed.measure_transformers(config),
+    }
+    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "artifact": _facts(path)}
+    for name, section in sections.items():
+        if only and name not in only:
+            continue
+        start = time.perf_counter()
+        try:
+            report[name] = section()
+        except Exception:  # a broken section must not cost the device time of the others
+            report[name] = {"broken": traceback.format_exc()}
+        seconds = time.perf_counter() - start
+        print(f"== {name} ({seconds:.1f} s)", flush=True)
+        _print(report[name])
+        output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Card, driver and versions."""
+    import torch
+    import tvm_ffi
+
+    from tilewright.runtime.devices.cuda import find_facts
+
+    facts = find_facts(0)
+    return {
+        "card": facts.name, "capability": facts.capability, "cuda_of_driver": facts.driver,
+        "driver": _driver(), "torch": torch.__version__, "tvm_ffi": tvm_ffi.__version__,
+        "memory_bytes": torch.cuda.mem_get_info()[1],
+    }  # fmt: skip
+
+
+def _driver() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().splitlines()[0] if path.exists() else "unknown"
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    tree = json.loads((path / "manifest.json").read_text())
+    keys = ("mode", "dtype", "invariance", "numerics_digest", "weights_bytes")
+    return {"target": tree["target"], **{k: tree[k] for k in keys}}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    tree = json.loads((path / "manifest.json").read_text())
+    return {**PEER_KEYS, **tree["model"]["config"]}
+
+
+def _print(found: Any) -> None:
+    """Print what failed in full, what is right as a count, and numbers as they are."""
+    if not isinstance(found, dict):
+        print(found)
+        return
+    if "broken" in found:
+        print(found["broken"][-1500:])
+        return
+    good = [k for k, v in found.items() if isinstance(v, dict) and v.get("ok") is True]
+    if good:
+        print(f"ok: {len(good)} of {len(found)}")
+    for key, value in found.items():
+        if key not in good or "says" in value or "text" in value:
+            print(f"  {key}: {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_short(v)}" for k, v in list(value.items())[:16])
+    return str(value)[:300]
+
+
+if __name__ == "__main__":
+    main()
