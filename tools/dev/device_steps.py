@@ -63,18 +63,19 @@ def logits_in_company(
 ) -> bytes:  # fmt: skip
     """Logits of one request as row `at` among others of other lengths, decoding token by token."""
     parts = []
-    width = -(-len(token_ids) // block_size) + 1
     lengths = [*others[:at], num_prefilled, *others[at:]]
+    num_decoded = len(token_ids) - num_prefilled
+    width = -(-(max(lengths) + num_decoded) // block_size)
     for row, length in enumerate(lengths):
-        ids = token_ids if row == at else [(7 * t + row) % 1000 for t in range(len(token_ids) + 99)]
-        blocks = tuple(range(row * width + width, row * width, -1))
+        ids = token_ids if row == at else [(7 * t + row) % 1000 for t in range(length + num_decoded)]
+        blocks = tuple(range(row * width + width, row * width, -1))  # block 0 is nobody's
         for start in range(0, length, 16):
             part = Part(tuple(ids[start : min(start + 16, length)]), start, blocks)
             step = step_of([part], block_size)
             executor.run(step.inputs, step.dims)
         parts.append((ids, length, blocks))
     found = []
-    for i in range(len(token_ids) - num_prefilled):
+    for i in range(num_decoded):
         rows = [Part((ids[n + i],), n + i, blocks) for ids, n, blocks in parts]
         step = step_of(rows, block_size)
         found.append(executor.run(step.inputs, step.dims)["logits"][at].tobytes())
