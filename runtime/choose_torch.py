@@ -11,29 +11,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tilewright.runtime.choose import HostChooser, Logits, Question
 from tilewright.runtime.devices.chip import Chip
+from tilewright.runtime.devices.padding import next_power
 from tilewright.runtime.errors import RequestError
-from tilewright.runtime.sample_torch import LEADING, Chosen, choose, log_softmax_row, settings_of
+from tilewright.runtime.sample_bench import REFUSED, UNSURE, SamplingBench
+from tilewright.runtime.sample_torch import (
+    choose,
+    log_softmax_row,
+    pack_settings,
+    unpack_settings,
+)
 from tilewright.runtime.sample_torch_edits import adjust
 from tilewright.runtime.sample_torch_math import Tensor, ids_of_keys, order_keys
 from tilewright.runtime.sampler import SampledToken
 
 ROWS_AT_ONCE = 32
-_SURE, _UNSURE, _REFUSED = 0, 1, 2
 Answers = dict[int, SampledToken | RequestError]
 
 
 class TorchChooser:
     """Chooses for all rows of a step together, on the stream of its session."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Chip, *, graphs: bool = True) -> None:
+        """`graphs`: capture the launches of sampling, one graph for each power of two of rows."""
         self._chip = chip
+        self._graphs = graphs
         self._host = HostChooser()
+        self._benches: dict[tuple[int, int], SamplingBench] = {}
 
     def close(self) -> None:
-        """Nothing is kept between steps."""
+        """Give the memory back."""
+        self._benches.clear()
 
     def choose(
         self, outputs: Mapping[str, Any], questions: Sequence[Question]
@@ -70,34 +81,33 @@ class TorchChooser:
         chosen: Sequence[int], answers: Answers,
     ) -> None:  # fmt: skip
         asked = [questions[i] for i in chosen]
-        raw = outputs["logits"].index_select(0, self._rows(questions, chosen)).float()
-        logits = raw
+        logits = outputs["logits"].index_select(0, self._rows(questions, chosen)).float()
+        vocab_size = logits.shape[1]
+        is_refused = None
         if any(q.rules.changes_logits(len(q.output_token_ids)) for q in asked):
-            logits = adjust(raw, asked)
-        settings = settings_of(asked, raw.shape[1], raw.device)
-        is_finite = raw.amax(1).isfinite()
-        token_ids, states = self._read(choose(logits, settings, LEADING), is_finite)
-        again = [i for i, state in enumerate(states) if state == _UNSURE]
+            is_refused = ~logits.amax(1).isfinite()
+            logits = adjust(logits, asked)
+        table = pack_settings(asked, vocab_size)
+        token_ids, states = self._bench(len(asked), vocab_size).choose(logits, table, is_refused)
+        again = [i for i, state in enumerate(states) if state == UNSURE]
         if again:
-            rows = torch.tensor(again, device=raw.device)
-            settings = settings_of([asked[i] for i in again], raw.shape[1], raw.device)
-            picked = logits.index_select(0, rows)
-            more, _ = self._read(choose(picked, settings, raw.shape[1]), is_finite[rows])
+            picked = logits.index_select(0, torch.tensor(again, device=logits.device))
+            settings = unpack_settings(_moved(table[:, again], picked))
+            more = choose(picked, settings, vocab_size).token_ids.tolist()
             for i, token_id in zip(again, more, strict=True):
                 token_ids[i] = token_id
-        token_ids = [
-            -1 if state == _REFUSED else token_id
+        found = [
+            -1 if state == REFUSED else token_id
             for token_id, state in zip(token_ids, states, strict=True)
         ]
-        self._answer(outputs, questions, chosen, token_ids, answers)
+        self._answer(outputs, questions, chosen, found, answers)
 
-    @staticmethod
-    def _read(found: Chosen, is_finite: Tensor) -> tuple[list[int], list[int]]:
-        """Bring tokens and states to the host, in one copy."""
-        state = torch.where(found.is_sure, _SURE, _UNSURE)
-        state = torch.where(is_finite & found.largest.isfinite(), state, _REFUSED)
-        token_ids, states = torch.stack((found.token_ids, state)).tolist()
-        return token_ids, states
+    def _bench(self, num_rows: int, vocab_size: int) -> SamplingBench:
+        rows = next_power(num_rows)
+        key = (rows, vocab_size)
+        if key not in self._benches:
+            self._benches[key] = SamplingBench(self._chip, *key, graphs=self._graphs)
+        return self._benches[key]
 
     def _answer(
         self, outputs: Mapping[str, Any], questions: Sequence[Question],
@@ -143,6 +153,10 @@ class TorchChooser:
 
     def _rows(self, questions: Sequence[Question], chosen: Sequence[int]) -> Tensor:
         return torch.tensor([questions[i].row for i in chosen], device=self._chip.device)
+
+
+def _moved(table: NDArray[np.int64], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(table)).to(like.device)
 
 
 def _is_plain(asked: Question) -> bool:

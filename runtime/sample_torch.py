@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tilewright.runtime.choose import Question
 from tilewright.runtime.sample_math import WEIGHT_BITS
@@ -53,19 +54,22 @@ class Chosen(NamedTuple):
     largest: Tensor
 
 
-def settings_of(
-    questions: Sequence[Question], vocab_size: int, device: torch.device
-) -> Settings:
-    """Gather the settings of rows and move them to the device in two copies."""
+NUM_COLUMNS = 10
+
+
+def pack_settings(questions: Sequence[Question], vocab_size: int) -> NDArray[np.int64]:
+    """Return the settings of rows as one table [NUM_COLUMNS, rows]; the last two are float64."""
     ints = np.array([_ints(q, vocab_size) for q in questions], np.int64)
     floats = np.array([_floats(q) for q in questions], np.float64)
-    columns = torch.from_numpy(ints).to(device).unsqueeze(2).unbind(1)
-    low, high, position, sample_index, is_greedy, top_k, share, min_weight = columns
-    temperature, scale = torch.from_numpy(floats).to(device).unsqueeze(2).unbind(1)
+    return np.concatenate((ints, floats.view(np.int64)), axis=1).T
+
+
+def unpack_settings(table: Tensor) -> Settings:
+    """Read a table of `pack_settings`, int64 [NUM_COLUMNS, rows] and contiguous."""
+    low, high, position, sample_index, is_greedy, top_k, share, min_weight, *_ = table[:, :, None]
+    temperature, scale = table[NUM_COLUMNS - 2 :].view(torch.float64)[:, :, None]
     draws = Draws(low, high, position, sample_index)
-    return Settings(
-        draws, is_greedy.bool(), temperature, scale.float(), top_k, share, min_weight
-    )
+    return Settings(draws, is_greedy.bool(), temperature, scale.float(), top_k, share, min_weight)
 
 
 def _ints(asked: Question, vocab_size: int) -> tuple[int, ...]:

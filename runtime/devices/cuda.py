@@ -49,6 +49,8 @@ class CudaChip:
         cuda: Any = torch.cuda  # its classes have no types
         self._stream = cuda.Stream(self.device)
         self._copied = cuda.Event()
+        # Graphs run one after the other and keep nothing, so they share what sampling allocates.
+        self._graph_pool = cuda.graph_pool_handle()
 
     def staging(self, num_bytes: int) -> torch.Tensor:
         """Return pinned host memory."""
@@ -81,7 +83,7 @@ class CudaChip:
         """Record launches as a CUDA graph; return its replay."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the GPU meanwhile, so only this one is watched for illegal calls.
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
         try:
             launch()
         finally:

@@ -74,7 +74,7 @@ class GpuSession:
         self._tables: dict[str, GpuTable] = {}
         self._graphs: dict[GraphKey, Replay | None] = {}
         self._ready: Step | None = None
-        self._chooser = TorchChooser(chip)
+        self._chooser = TorchChooser(chip, graphs=graphs)
         self._take_memory(artifact)
 
     def _take_memory(self, artifact: LoadedArtifact) -> None:
