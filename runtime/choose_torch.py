@@ -67,9 +67,8 @@ class TorchChooser:
         chosen: Sequence[int], answers: Answers,
     ) -> None:  # fmt: skip
         """Take what the kernel found for greedy rows, if the largest logit is a number."""
-        rows = self._rows(questions, chosen)
-        logits = outputs["logits"].index_select(0, rows)
-        found = outputs["argmax"].index_select(0, rows).long()
+        logits = self._pick(outputs["logits"], questions, chosen)
+        found = self._pick(outputs["argmax"], questions, chosen).long()
         largest = logits.amax(1)  # NaN if the row has one
         at_found = logits.gather(1, found.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
         is_sure = largest.isfinite() & (at_found == largest)
@@ -81,7 +80,7 @@ class TorchChooser:
         chosen: Sequence[int], answers: Answers,
     ) -> None:  # fmt: skip
         asked = [questions[i] for i in chosen]
-        logits = outputs["logits"].index_select(0, self._rows(questions, chosen)).float()
+        logits = self._pick(outputs["logits"], questions, chosen).float()
         vocab_size = logits.shape[1]
         is_refused = None
         if any(q.rules.changes_logits(len(q.output_token_ids)) for q in asked):
@@ -151,8 +150,14 @@ class TorchChooser:
         found: Logits = outputs["logits"][row].float().cpu().numpy().copy()
         return found
 
-    def _rows(self, questions: Sequence[Question], chosen: Sequence[int]) -> Tensor:
-        return torch.tensor([questions[i].row for i in chosen], device=self._chip.device)
+    @staticmethod
+    def _pick(rows: Tensor, questions: Sequence[Question], chosen: Sequence[int]) -> Tensor:
+        """Return the rows that questions are about; neighbours in order need no copy."""
+        wanted = [questions[i].row for i in chosen]
+        first = wanted[0]
+        if wanted == list(range(first, first + len(wanted))):
+            return rows[first : first + len(wanted)]
+        return rows.index_select(0, torch.tensor(wanted, device=rows.device))
 
 
 def _moved(table: NDArray[np.int64], like: Tensor) -> Tensor:

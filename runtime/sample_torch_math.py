@@ -74,15 +74,21 @@ def keyed_words(ids: Tensor, stream: int, draws: Draws) -> tuple[Tensor, Tensor]
     """The first two words of `philox.keyed_words` for ids [rows, n], each row with its own draw."""
     word0, word1 = draws.position & _LOW, draws.sample_index & _LOW
     word2, word3 = ids, torch.full_like(ids, stream)
-    key0, key1 = draws.seed_low, draws.seed_high
-    for _ in range(_NUM_ROUNDS):
+    keys0 = _key_schedule(draws.seed_low, _INCREMENTS[0])
+    keys1 = _key_schedule(draws.seed_high, _INCREMENTS[1])
+    for key0, key1 in zip(keys0, keys1, strict=True):
         # Products of two 32-bit numbers wrap in int64; both halves are right all the same.
         product0, product1 = word0 * _MULTIPLIERS[0], word2 * _MULTIPLIERS[1]
         word0 = ((product1 >> 32) & _LOW) ^ word1 ^ key0
         word2 = ((product0 >> 32) & _LOW) ^ word3 ^ key1
         word1, word3 = product1 & _LOW, product0 & _LOW
-        key0, key1 = (key0 + _INCREMENTS[0]) & _LOW, (key1 + _INCREMENTS[1]) & _LOW
     return word0, word1
+
+
+def _key_schedule(half: Tensor, increment: int) -> tuple[Tensor, ...]:
+    """The half of a seed [rows, 1] in every round."""
+    rounds = torch.arange(_NUM_ROUNDS, device=half.device) * increment
+    return ((half + rounds) & _LOW)[:, :, None].unbind(1)
 
 
 def exponentials(words: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ def measure_launches(path: Path) -> Found:
 
 def measure_graph_memory(path: Path) -> Found:
     """Bytes of GPU memory that captured graphs take, per launch."""
-    with runtime.load(path, cache_tokens=4096) as engine:
+    with runtime.load(path, cache_tokens=1 << 16) as engine:
         step = make_step(engine.manifest, requests=1, start=CONTEXT, tokens=1)
         engine.executor.launch(step.inputs, step.dims)
         torch.cuda.synchronize()
