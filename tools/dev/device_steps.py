@@ -67,7 +67,9 @@ def logits_in_company(
     num_decoded = len(token_ids) - num_prefilled
     width = -(-(max(lengths) + num_decoded) // block_size)
     for row, length in enumerate(lengths):
-        ids = token_ids if row == at else [(7 * t + row) % 1000 for t in range(length + num_decoded)]
+        ids = token_ids
+        if row != at:
+            ids = [(7 * t + row) % 1000 for t in range(length + num_decoded)]
         blocks = tuple(range(row * width + width, row * width, -1))  # block 0 is nobody's
         for start in range(0, length, 16):
             part = Part(tuple(ids[start : min(start + 16, length)]), start, blocks)
