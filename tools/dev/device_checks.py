@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def check_greedy(path: Path, expected: Path) -> Found:
                     max_tokens=len(want["greedy_ids"]), temperature=0.0, ignore_eos=True
                 )
                 (output,) = engine.generate(want["prompt"], params)
-                pairs = zip(output.token_ids, want["greedy_ids"], strict=True)
+                pairs = zip_longest(output.token_ids, want["greedy_ids"])  # short if it failed
                 differ = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
                 margin = 0.0 if differ is None else float(want["argmax_margin"][differ])
                 found[f"prompt {i}, {'graphs' if graphs else 'eager'}"] = {
