@@ -61,6 +61,7 @@ def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> Non
         "greedy": lambda: device_checks.check_greedy(path, greedy),
         "launches": lambda: device_checks.check_launches(path),
         "invariance": lambda: device_checks.check_invariance(path),
+        "launch invariance": lambda: device_checks.find_difference(path),
         "sampling": lambda: device_checks.check_sampling(path),
         "refusals": lambda: device_checks.check_refusals(path),
         "limits": device_speed.measure_limits,

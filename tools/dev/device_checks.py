@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,17 @@ import numpy as np
 import torch
 
 from tilewright import runtime
+from tilewright.runtime.artifact import LaunchRecord
 from tilewright.runtime.artifact_files import load_artifact, read_manifest
 from tilewright.runtime.choose import HostChooser, Question
+from tilewright.runtime.devices.memory import Array
 from tilewright.runtime.devices.registry import open_device
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.philox import Draw
 from tilewright.runtime.sample_logits import SampleRules
 from tilewright.tools.bench_engine import prompt_ids
 from tilewright.tools.commands.check import check_artifact
-from tilewright.tools.dev.device_steps import logits_in_company, logits_in_cuts
+from tilewright.tools.dev.device_steps import Part, logits_in_company, logits_in_cuts, step_of
 from tilewright.tools.progress import StageBars
 
 MARGIN = 0.05  # a smaller gap between the two best logits may fall either way
@@ -95,6 +97,42 @@ def check_invariance(path: Path, *, num_tokens: int = 150, seed: int = 0) -> Fou
                 )  # fmt: skip
                 name = f"among {len(others)} others, graphs {graphs}"
                 found[name] = {"ok": got == (whole or b"")[-len(got) :]}
+    return found
+
+
+class _LastRows:
+    """An observer that keeps the last row of every buffer and output of every launch."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, bytes]] = []
+
+    def before(self, launch: LaunchRecord, tensors: Sequence[Array], ints: Sequence[int]) -> None:
+        """Nothing is kept of what is not yet written."""
+
+    def after(self, launch: LaunchRecord, tensors: Sequence[Array], ints: Sequence[int]) -> None:
+        """Keep the rows; they are in the order of the launches."""
+        for argument, tensor in zip(launch.arguments, tensors, strict=True):
+            if argument.kind in ("buffer", "output") and tensor.ndim:
+                self.seen.append((launch.group, argument.name, tensor[-1].tobytes()))
+
+
+def find_difference(path: Path, *, num_tokens: int = 150) -> Found:
+    """For every size of step, the first launch whose last row differs from that of one prefill."""
+    ids = tuple(prompt_ids(num_tokens, 1000))
+    blocks = tuple(range(1, 64))
+    found: Found = {}
+    with _executor(path, graphs=False) as executor:
+        size = executor.artifact.manifest.model.block_size
+        whole = step_of([Part(ids, 0, blocks)], size)
+        executor.observe(whole.inputs, whole.dims, want := _LastRows())
+        for count in (1, 3, 16, 40, 100):
+            start = num_tokens - count
+            step = step_of([Part(ids[start:], start, blocks)], size)
+            executor.observe(step.inputs, step.dims, got := _LastRows())
+            pairs = zip(got.seen, want.seen, strict=True)
+            first = next((f"{a[0]}: {a[1]}" for a, b in pairs if a != b), None)
+            name = f"{count} tokens, bucket {executor.bucket(step.dims).name}"
+            found[name] = {"first_difference": first, "ok": first is None}
     return found
 
 
