@@ -68,11 +68,12 @@ class TorchChooser:
     ) -> None:  # fmt: skip
         """Take what the kernel found for greedy rows, if the largest logit is a number."""
         logits = self._pick(outputs["logits"], questions, chosen)
-        found = self._pick(outputs["argmax"], questions, chosen).long()
+        found = self._pick(outputs["argmax"], questions, chosen)
+        at_found = logits.gather(1, found.long()[:, None])[:, 0]
         largest = logits.amax(1)  # NaN if the row has one
-        at_found = logits.gather(1, found.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-        is_sure = largest.isfinite() & (at_found == largest)
-        token_ids = torch.where(is_sure, found, -1).tolist()
+        host = torch.stack((found.double(), at_found.double(), largest.double())).cpu().numpy()
+        is_sure = np.isfinite(host[2]) & (host[1] == host[2])
+        token_ids = np.where(is_sure, host[0], -1).astype(np.int64).tolist()
         self._answer(outputs, questions, chosen, token_ids, answers)
 
     def _sample(

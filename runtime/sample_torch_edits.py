@@ -68,9 +68,9 @@ def _penalise(logits: Tensor, questions: Sequence[Question]) -> None:
             continue
         output = np.asarray(asked.output_token_ids, np.int64)
         if params.repetition_penalty != 1.0:
+            # Ids that occur twice are changed twice from the same value, to the same value.
             prompt = np.asarray(asked.prompt_token_ids, np.int64)
-            seen = np.unique(np.concatenate((prompt, output)))
-            repeated.add(row, seen, params.repetition_penalty)
+            repeated.add(row, np.concatenate((prompt, output)), params.repetition_penalty)
         if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
             ids, counts = np.unique(output, return_counts=True)
             used.add(row, ids, params.frequency_penalty * counts, params.presence_penalty)
