@@ -69,7 +69,7 @@ class TorchChooser:
         """Take what the kernel found for greedy rows, if the largest logit is a number."""
         logits = self._pick(outputs["logits"], questions, chosen)
         found = self._pick(outputs["argmax"], questions, chosen)
-        at_found = logits.gather(1, found.long()[:, None])[:, 0]
+        at_found = logits.gather(1, found.long().clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
         largest = logits.amax(1)  # NaN if the row has one
         host = torch.stack((found.double(), at_found.double(), largest.double())).cpu().numpy()
         is_sure = np.isfinite(host[2]) & (host[1] == host[2])
