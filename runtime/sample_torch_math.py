@@ -71,24 +71,34 @@ def share_of(total: Tensor, share: Tensor) -> Tensor:
 
 
 def keyed_words(ids: Tensor, stream: int, draws: Draws) -> tuple[Tensor, Tensor]:
-    """The first two words of `philox.keyed_words` for ids [rows, n], each row with its own draw."""
-    word0, word1 = draws.position & _LOW, draws.sample_index & _LOW
-    word2, word3 = ids, torch.full_like(ids, stream)
-    keys0 = _key_schedule(draws.seed_low, _INCREMENTS[0])
-    keys1 = _key_schedule(draws.seed_high, _INCREMENTS[1])
-    for key0, key1 in zip(keys0, keys1, strict=True):
-        # Products of two 32-bit numbers wrap in int64; both halves are right all the same.
-        product0, product1 = word0 * _MULTIPLIERS[0], word2 * _MULTIPLIERS[1]
-        word0 = ((product1 >> 32) & _LOW) ^ word1 ^ key0
-        word2 = ((product0 >> 32) & _LOW) ^ word3 ^ key1
-        word1, word3 = product1 & _LOW, product0 & _LOW
-    return word0, word1
+    """The first two words of `philox.keyed_words` for ids [rows, n], each row with its own draw.
+
+    Words 0 and 2 of the counter are halves of one tensor, 1 and 3 of another. A product of two
+    32-bit numbers wraps in int64, and all of its bits are right; only factors must be masked.
+    """
+    position, sample_index = draws.position & _LOW, draws.sample_index & _LOW
+    ids = ids.expand(len(position), -1)
+    factors = torch.stack((position.expand_as(ids), ids))
+    others = torch.stack((sample_index, torch.full_like(sample_index, stream)))
+    multipliers = _pair(_MULTIPLIERS, ids)
+    for keys in _key_schedule(draws):
+        products = (factors * multipliers).flip(0)
+        factors = ((products >> 32) ^ others ^ keys) & _LOW
+        others = products
+    return factors[0], others[0] & _LOW
 
 
-def _key_schedule(half: Tensor, increment: int) -> tuple[Tensor, ...]:
-    """The half of a seed [rows, 1] in every round."""
-    rounds = torch.arange(_NUM_ROUNDS, device=half.device) * increment
-    return ((half + rounds) & _LOW)[:, :, None].unbind(1)
+def _key_schedule(draws: Draws) -> tuple[Tensor, ...]:
+    """Both halves of the seeds, [2, rows, 1], in every round."""
+    seeds = torch.stack((draws.seed_low, draws.seed_high))
+    increments = _pair(_INCREMENTS, seeds)
+    rounds = torch.arange(_NUM_ROUNDS, device=seeds.device)
+    return ((seeds + increments * rounds) & _LOW)[..., None].unbind(2)
+
+
+def _pair(numbers: tuple[int, int], like: Tensor) -> Tensor:
+    """Two numbers as a tensor [2, 1, 1], made on the device: a graph cannot copy from the host."""
+    return torch.cat([torch.full((1, 1, 1), n, device=like.device) for n in numbers])
 
 
 def exponentials(words: Tensor) -> Tensor:
@@ -111,7 +121,8 @@ def group_noise(vocab_size: int, draws: Draws) -> GroupNoise:
     sizes = (vocab_size - groups + (NUM_GROUPS - 1)) >> (NUM_GROUPS.bit_length() - 1)
     smallest = exponentials(words) / sizes.double()
     first = ((places * sizes) >> 32) * NUM_GROUPS + groups
-    return GroupNoise(smallest, first, -log(smallest))
+    # Bounds only decide what is looked at, with SLACK to spare: any logarithm will do.
+    return GroupNoise(smallest, first, -smallest.log())
 
 
 def token_noise(ids: Tensor, groups: GroupNoise, draws: Draws) -> Tensor:
