@@ -58,6 +58,8 @@ def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> Non
     config = _config(path)
     sections: Mapping[str, Callable[[], Any]] = {
         "machine": machine,
+        # First: later, captures reuse memory that earlier graphs left with the driver.
+        "graph memory": lambda: device_speed.measure_graph_memory(path),
         "greedy": lambda: device_checks.check_greedy(path, greedy),
         "launches": lambda: device_checks.check_launches(path),
         "invariance": lambda: device_checks.check_invariance(path),
@@ -68,7 +70,6 @@ def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> Non
         "steps": lambda: device_speed.measure_steps(path),
         "engine": lambda: device_speed.measure_engine(path),
         "kernels": lambda: device_speed.measure_launches(path),
-        "graph memory": lambda: device_speed.measure_graph_memory(path),
         "torch": lambda: device_speed.measure_torch(config),
         "transformers": lambda: device_speed.measure_transformers(config),
     }
