@@ -17,25 +17,6 @@ constexpr int ATTRIBUTE_MAX_DYNAMIC_SHARED = 8;
 constexpr int64_t MAX_GRID[] = {(int64_t(1) << 31) - 1, 65535, 65535};
 constexpr unsigned FREE_SHARED_BYTES = 48 << 10;  // more must be asked for
 
-struct LaunchAttribute {
-  int id;
-  char pad[4];
-  union {
-    char bytes[64];
-    int allowed;
-  } value;
-};
-
-struct LaunchConfig {
-  unsigned grid[3], block[3], shared_bytes;
-  void* stream;
-  LaunchAttribute* attributes;
-  unsigned num_attributes;
-};
-
-// Lets a kernel be launched before the one in front of it ends: each waits itself (tw_begin).
-constexpr int PROGRAMMATIC_SERIALIZATION = 6;
-
 struct Driver {
   void* library;
   char error[160];
@@ -48,7 +29,8 @@ struct Driver {
   Result (*load_module)(void**, const void*);
   Result (*get_function)(void**, void*, const char*);
   Result (*set_attribute)(void*, int, int);
-  Result (*launch)(const LaunchConfig*, void*, void**, void**);
+  Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                   void*, void**, void**);
   Result (*error_string)(Result, const char**);
 };
 
@@ -81,7 +63,7 @@ void open_driver() {
   find(&driver.load_module, "cuModuleLoadData");
   find(&driver.get_function, "cuModuleGetFunction");
   find(&driver.set_attribute, "cuFuncSetAttribute");
-  find(&driver.launch, "cuLaunchKernelEx");
+  find(&driver.launch, "cuLaunchKernel");
   find(&driver.error_string, "cuGetErrorString");
   if (driver.error[0] == 0 && driver.init(0) != 0) {
     snprintf(driver.error, sizeof driver.error, "no CUDA device: the driver cannot be initialised");
@@ -207,19 +189,11 @@ bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid, void** 
     if (!prepare(kernel, image, device_id)) return false;
     function = image->functions[device_id];
   }
-  LaunchAttribute attribute = {};
-  attribute.id = PROGRAMMATIC_SERIALIZATION;
-  attribute.value.allowed = 1;
-  LaunchConfig config = {};
-  for (int axis = 0; axis < 3; ++axis) {
-    config.grid[axis] = unsigned(grid[axis]);
-    config.block[axis] = axis == 0 ? image->threads : 1;
-  }
-  config.shared_bytes = image->shared_bytes;
-  config.stream = TVMFFIEnvGetStream(kDLCUDA, device_id);
-  config.attributes = &attribute;
-  config.num_attributes = 1;
-  return !fails(kernel, "launch", driver.launch(&config, function, parameters, nullptr));
+  void* stream = TVMFFIEnvGetStream(kDLCUDA, device_id);
+  return !fails(kernel, "launch",
+                driver.launch(function, unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2]),
+                              image->threads, 1, 1, image->shared_bytes, stream, parameters,
+                              nullptr));
 }
 
 bool tw_check_count(const char* kernel, int32_t got, int32_t want) {

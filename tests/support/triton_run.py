@@ -18,8 +18,6 @@ from tilewright.targets.registry import resolve
 # Triton reads it when it is first imported, and its own library of functions is decorated then.
 os.environ["TRITON_INTERPRET"] = "1"
 
-# One kernel runs at a time here, so there is nothing to wait for.
-BEGIN = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef tw_begin():\n    pass\n"
 _DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "i32": torch.int32,
     "u8": torch.uint8,
@@ -67,7 +65,7 @@ def load(text: str, name: str, folder: Path) -> Any:
     support = resolve("sm90")[1].support_sources()
     for file, content in support.items():
         if file.endswith(".py"):
-            (folder / file).write_text(BEGIN if file == "tw_begin.py" else content)
+            (folder / file).write_text(content)
     path = folder / f"{name}.py"
     path.write_text(text)
     for module in [m for m in sys.modules if m.startswith("tw_")]:
