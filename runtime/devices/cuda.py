@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.artifact_files import LoadedArtifact
 
 # What a captured launch takes on the GPU, measured with driver 580 (docs/nvidia.md), rounded up.
-LAUNCH_GRAPH_BYTES = 4 << 10
+LAUNCH_GRAPH_BYTES = 8 << 10
 SAMPLED_ROWS = 32  # rows of logits that are sampled at once
 SAMPLER_BYTES = 96  # per row and vocabulary entry
 SPARE = 256 << 20  # left to the driver and to torch

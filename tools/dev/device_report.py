@@ -54,6 +54,9 @@ def _head(report: Report, name: str) -> Iterator[str]:
     )
     yield f"All numbers: [{name}]({name})."
     yield ""
+    for note in report.get("notes", ()):
+        yield note
+        yield ""
 
 
 def _held(report: Report) -> Iterator[str]:
