@@ -75,7 +75,8 @@ def test_memory_adds_up(call: Call, artifact: Path) -> None:
 
 def test_coverage_has_no_gap(call: Call, artifact: Path) -> None:
     facts = json.loads(call("inspect", artifact, "--stage", "coverage", "--json").out)
-    assert facts["linear"] == {"cpu": "contract"} and facts["rms_norm"] == {"cpu": "decomposed"}
+    assert facts["linear"]["cpu"] == facts["linear"]["sm90"] == "contract"
+    assert facts["rms_norm"]["cpu"] == "decomposed"
     assert all("missing" not in row.values() for row in facts.values())
 
 
