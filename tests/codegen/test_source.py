@@ -74,7 +74,7 @@ def test_comments_may_say_anything() -> None:
 def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(LowerError) as caught:
         KernelSource("row_1", "basic", "")
-    assert str(caught.value) == "kernel 'row_1': language 'basic': unknown: have cpp, triton"
+    assert str(caught.value) == "kernel 'row_1': language 'basic': unknown: have cpp, triton, ascendc, tilelang_ascend"
 
 
 def test_flags_that_reorder_sums_are_refused() -> None:
