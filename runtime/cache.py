@@ -8,8 +8,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.blocks import BlockPool, BlockTable
-from tilewright.runtime.cache_layout import ring_pages
+from tilewright.runtime.cache_layout import (
+    BLOCKS,
+    PAGES_DIM,
+    WINDOW,
+    cache_layout,
+    default_window_pages,
+    ring_pages,
+)
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.snapshot import CacheMemory, Snapshot, first_row
 from tilewright.runtime.window import WindowTable
@@ -57,6 +65,24 @@ class Tables:
     blocks: BlockTable
     window: WindowTable | None = None
     snapshots: list[Snapshot] = field(default_factory=list)
+
+
+def page_counts(
+    manifest: Manifest, blocks: int, settings: CacheSettings | None = None
+) -> dict[str, int]:
+    """Return the dims that count pages, for an engine whose cache has `blocks` blocks."""
+    counts = {PAGES_DIM[BLOCKS]: blocks}
+    if any(s.scope == WINDOW for s in manifest.states):
+        limits = {d.name: d.upper for d in manifest.dims}
+        retained = (settings or CacheSettings()).retained
+        pages = default_window_pages(
+            cache_layout(manifest),
+            tokens=limits["tokens"],
+            requests=limits["requests"],
+            retained=retained,
+        )
+        counts[PAGES_DIM[WINDOW]] = min(pages, limits[PAGES_DIM[WINDOW]])
+    return counts
 
 
 class Cache:
