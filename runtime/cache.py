@@ -60,10 +60,15 @@ class WindowPages:
 
 @dataclass(eq=False, slots=True)
 class Tables:
-    """What one request holds: its blocks, its window pages, and snapshots, oldest first."""
+    """What one request holds: its blocks, its window pages, and snapshots, oldest first.
+
+    `restored`: the position of the snapshot that the window rows began with. A snapshot has the
+    rows that are read from there on, so it cannot be set back further by bookkeeping.
+    """
 
     blocks: BlockTable
     window: WindowTable | None = None
+    restored: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
 
 
@@ -191,6 +196,10 @@ class Cache:
         """Give back all that a request holds, its snapshots too."""
         self._drop_from(tables, 0)
         tables.blocks.release()
+        self._restart_window(tables)
+
+    def _restart_window(self, tables: Tables) -> None:
+        tables.restored = 0
         if tables.window is not None:
             tables.window.restart(0)
 
@@ -259,11 +268,12 @@ class Cache:
         if self.window is None or tables.window is None:
             tables.blocks.truncate(position)
             return position
-        if tables.window.start <= max(position - self.window.reach + 1, 0):
+        is_held = tables.window.start <= max(position - self.window.reach + 1, 0)
+        if is_held and tables.restored <= position:
             tables.window.truncate(position)
         else:
             near = tables.snapshots[-1] if tables.snapshots else None
-            tables.window.restart(0)
+            self._restart_window(tables)
             is_restored = near is not None and self._restore_window(tables, near)
             position = near.position if near is not None and is_restored else 0
         tables.blocks.truncate(position)
@@ -277,8 +287,9 @@ class Cache:
         assert self._memory is not None, "a snapshot and no memory"
         tables.window.restart(max(snapshot.position - self.window.reach + 1, 0))
         if tables.window.num_missing(snapshot.position) > self.window.pool.num_free:
-            tables.window.restart(0)
+            self._restart_window(tables)
             return False
+        tables.restored = snapshot.position
         tables.window.grow(snapshot.position)
         for state in self._memory.window_states:
             slots = tables.window.slots(first_row(state, snapshot.position), snapshot.position)
