@@ -8,8 +8,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.blocks import BlockPool, BlockTable
-from tilewright.runtime.cache_layout import ring_pages
+from tilewright.runtime.cache_layout import (
+    BLOCKS,
+    PAGES_DIM,
+    WINDOW,
+    cache_layout,
+    default_window_pages,
+    ring_pages,
+)
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.snapshot import CacheMemory, Snapshot, first_row
 from tilewright.runtime.window import WindowTable
@@ -52,11 +60,34 @@ class WindowPages:
 
 @dataclass(eq=False, slots=True)
 class Tables:
-    """What one request holds: its blocks, its window pages, and snapshots, oldest first."""
+    """What one request holds: its blocks, its window pages, and snapshots, oldest first.
+
+    `restored`: the position of the snapshot that the window rows began with. A snapshot has the
+    rows that are read from there on, so it cannot be set back further by bookkeeping.
+    """
 
     blocks: BlockTable
     window: WindowTable | None = None
+    restored: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
+
+
+def page_counts(
+    manifest: Manifest, blocks: int, settings: CacheSettings | None = None
+) -> dict[str, int]:
+    """Return the dims that count pages, for an engine whose cache has `blocks` blocks."""
+    counts = {PAGES_DIM[BLOCKS]: blocks}
+    if any(s.scope == WINDOW for s in manifest.states):
+        limits = {d.name: d.upper for d in manifest.dims}
+        retained = (settings or CacheSettings()).retained
+        pages = default_window_pages(
+            cache_layout(manifest),
+            tokens=limits["tokens"],
+            requests=limits["requests"],
+            retained=retained,
+        )
+        counts[PAGES_DIM[WINDOW]] = min(pages, limits[PAGES_DIM[WINDOW]])
+    return counts
 
 
 class Cache:
@@ -165,6 +196,10 @@ class Cache:
         """Give back all that a request holds, its snapshots too."""
         self._drop_from(tables, 0)
         tables.blocks.release()
+        self._restart_window(tables)
+
+    def _restart_window(self, tables: Tables) -> None:
+        tables.restored = 0
         if tables.window is not None:
             tables.window.restart(0)
 
@@ -233,11 +268,12 @@ class Cache:
         if self.window is None or tables.window is None:
             tables.blocks.truncate(position)
             return position
-        if tables.window.start <= max(position - self.window.reach + 1, 0):
+        is_held = tables.window.start <= max(position - self.window.reach + 1, 0)
+        if is_held and tables.restored <= position:
             tables.window.truncate(position)
         else:
             near = tables.snapshots[-1] if tables.snapshots else None
-            tables.window.restart(0)
+            self._restart_window(tables)
             is_restored = near is not None and self._restore_window(tables, near)
             position = near.position if near is not None and is_restored else 0
         tables.blocks.truncate(position)
@@ -251,8 +287,9 @@ class Cache:
         assert self._memory is not None, "a snapshot and no memory"
         tables.window.restart(max(snapshot.position - self.window.reach + 1, 0))
         if tables.window.num_missing(snapshot.position) > self.window.pool.num_free:
-            tables.window.restart(0)
+            self._restart_window(tables)
             return False
+        tables.restored = snapshot.position
         tables.window.grow(snapshot.position)
         for state in self._memory.window_states:
             slots = tables.window.slots(first_row(state, snapshot.position), snapshot.position)

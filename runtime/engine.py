@@ -22,14 +22,8 @@ from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
-from tilewright.runtime.cache import Cache, CacheSettings, WindowPages
-from tilewright.runtime.cache_layout import (
-    PAGES_DIM,
-    WINDOW,
-    CacheLayout,
-    cache_layout,
-    default_window_pages,
-)
+from tilewright.runtime.cache import Cache, CacheSettings, WindowPages, page_counts
+from tilewright.runtime.cache_layout import cache_layout
 from tilewright.runtime.cache_memory import StateMemory
 from tilewright.runtime.choose import Question
 from tilewright.runtime.errors import RequestError
@@ -86,7 +80,7 @@ class Engine:
         self.layout = cache_layout(self.manifest)
         self._inputs = StepInputs(self.manifest)
         settings = cache_settings or CacheSettings()
-        self._cache = self._open_cache(opening.cache_blocks, limits, settings)
+        self._cache = self._open_cache(opening.cache_blocks, settings)
         self._scheduler = Scheduler(
             self._cache,
             max_tokens_per_step=limits["tokens"],
@@ -97,25 +91,17 @@ class Engine:
         self._num_requests = 0
         self._dropped: deque[str] = deque()
 
-    def _open_cache(
-        self, blocks: int, limits: Mapping[str, int], settings: CacheSettings
-    ) -> Cache:
+    def _open_cache(self, blocks: int, settings: CacheSettings) -> Cache:
         """Allocate the states, and account for their pages."""
-        layout: CacheLayout = self.layout
-        counts, window = {layout.blocks.pages_dim: blocks}, None
+        layout, window = self.layout, None
+        counts = page_counts(self.manifest, blocks, settings)
         if layout.window is not None:
-            pages = default_window_pages(
-                layout,
-                tokens=limits["tokens"],
-                requests=limits["requests"],
-                retained=settings.retained,
-            )
-            pages = min(pages, limits[PAGES_DIM[WINDOW]])
-            counts[layout.window.pages_dim] = pages
-            pool = BlockPool(pages, layout.window.page_positions)
+            pool = BlockPool(counts[layout.window.pages_dim], layout.window.page_positions)
             window = WindowPages(pool=pool, reach=layout.reach, width=layout.ring_width)
         self._executor.allocate_states(counts)
-        memory = StateMemory(self._executor, layout)
+        # Elsewhere `state` gives a copy, which nothing may be restored into.
+        is_live = self.manifest.target.name == "cpu"
+        memory = StateMemory(self._executor, layout) if is_live else None
         pool = BlockPool(blocks, self.model.block_size)
         return Cache(pool, window, memory=memory, settings=settings)
 

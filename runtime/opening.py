@@ -35,7 +35,8 @@ class Opening:
     def _blocks(self, manifest: Manifest) -> int:
         size, tokens = manifest.model.block_size, self.cache_tokens
         most = next(d.upper for d in manifest.dims if d.name == "cache_blocks")
-        wanted = manifest.model.max_context * CACHED_CONTEXTS if tokens is None else tokens
+        contexts = max(manifest.model.max_context * CACHED_CONTEXTS, size)
+        wanted = contexts if tokens is None else tokens
         if type(wanted) is not int or not size <= wanted <= most * size:
             raise RequestError(
                 f"engine 'cache_tokens': got {tokens!r}, want an int in {size}..{most * size}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilewright.runtime.artifact import Manifest
+from tilewright.runtime.cache import page_counts
 from tilewright.runtime.devices.chip import FreeMemory, Replay
 from tilewright.runtime.devices.cuda_checks import (
     CudaFacts,
@@ -154,7 +155,7 @@ def memory_needs(plan: PlanMemory, cache_blocks: int, graphs: bool) -> MemoryNee
     """Return what an engine takes of a GPU."""
     manifest = plan.manifest
     vocab, rows = manifest.model.vocab_size, SAMPLED_ROWS
-    cache = sum(plan.state_bytes({"cache_blocks": cache_blocks}).values())
+    cache = sum(plan.state_bytes(page_counts(manifest, cache_blocks)).values())
     return MemoryNeeds(
         weights=manifest.weights_bytes,
         working=fixed_bytes(plan) - manifest.weights_bytes + rows * vocab * SAMPLER_BYTES,

@@ -287,7 +287,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestTraffic.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(("block", "page", "retained"), [(256, 64, 16), (64, 16, 0), (32, 128, 40)])
@@ -319,6 +319,23 @@ def test_set_back_at_every_offset_of_256(block: int, page: int, retained: int) -
         history = follow(history, token)
     rig.scheduler.finish(request, FinishReason.STOP)
     assert rig.blocks.num_free == rig.blocks.num_blocks and not rig.cache.snapshots
+
+
+def test_set_back_further_than_a_restored_snapshot() -> None:
+    """The window begins with the rows that the snapshot had; those before it are not there."""
+    rig = Rig(blocks=12, pages=20, block=2, page=1, window=7, group=1, most=8, retained=0,
+              snapshot_interval=3)  # fmt: skip
+    request = make("a", 10, 9)
+    rig.scheduler.add(request)
+    while request.num_computed < 11:
+        rig.step()
+    rig.scheduler.rollback(request, 7)
+    assert request.num_computed == 6
+    rig.scheduler.rollback(request, 5)
+    assert request.num_computed == 3
+    rig.clear()
+    while rig.scheduler.has_work:
+        rig.step()
 
 
 @given(
