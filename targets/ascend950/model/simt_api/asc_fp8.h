@@ -1,0 +1,3 @@
+// Number types and conversions of SIMT vector functions.
+#pragma once
+#include "tw_types.h"

@@ -1,0 +1,3 @@
+// Threads, barriers and shuffles of SIMT vector functions.
+#pragma once
+#include "tw_simt.h"

@@ -1,0 +1,139 @@
+// The matrix unit and the way out of its accumulator.
+#pragma once
+#include <vector>
+
+#include "tw_transfer.h"
+
+namespace tw {
+struct ElementType {
+  const char* name;
+  uint64_t bytes, k_cycles;  // K that one cycle takes
+};
+constexpr ElementType kElements[] = {{"unknown", 0, 1}, {"float", 4, 4},    {"bfloat16", 2, 16},
+                                     {"half", 2, 16},   {"e4m3", 1, 32},    {"e5m2", 1, 32},
+                                     {"int8", 1, 32},   {"int4", 0, 1}};
+
+inline float element_value(const uint8_t* p, uint64_t code) {
+  uint16_t word;
+  float value;
+  switch (code) {
+    case 1: memcpy(&value, p, 4); return value;
+    case 2: memcpy(&word, p, 2); return bf16_value(word);
+    case 3: memcpy(&word, p, 2); return f16_value(word);
+    case 4: return fp8_value(*p, 3);
+    default: return fp8_value(*p, 2);
+  }
+}
+
+// Reads [rows, k] from fractals [k / C0][rows / 16][16][C0] as floats.
+inline void unpack_fractals(const Memory& m, uint64_t base, uint64_t rows, uint64_t k, uint64_t code,
+                            std::vector<float>& out) {
+  uint64_t bytes = kElements[code].bytes, c0 = 32 / bytes, fractals = (rows + 15) / 16;
+  out.resize(rows * k);
+  for (uint64_t y = 0; y < rows; ++y)
+    for (uint64_t x = 0; x < k; ++x) {
+      uint64_t at = ((x / c0) * fractals + y / 16) * 512 + (y % 16) * 32 + (x % c0) * bytes;
+      out[y * k + x] = element_value(m.bytes + base + at, code);
+    }
+}
+
+// C[m, n] += A[m, k] B[n, k]^T. The order of the sum inside the unit is not documented: groups of
+// 16 of K are walked upwards or downwards by the shape of the tile, so that a result that depends
+// on the order shows when tiles change.
+inline double Block::mmad(const Request& r) {
+  uint64_t m = r.a[3], k = r.a[4], n = r.a[5], code = r.a[7];
+  if (!range("m", m, 0, 4095) || !range("k", k, 0, 4095) || !range("n", n, 0, 4095)) return 0;
+  if (m == 0 || n == 0 || k == 0) return 0;
+  bool bias = r.a[9] && !r.a[6];
+  if (code == 0 || code >= 6 || code != r.a[8] || bias) {
+    fail("illegal path",
+         text("%s: %s times %s%s is not modelled", describe(now_site).c_str(), kElements[code].name,
+              kElements[r.a[8] & 7].name, bias ? " plus a bias" : ""));
+    return 0;
+  }
+  if (!aligned("A", r.a[1], 512) || !aligned("B", r.a[2], 512) || !aligned("C", r.a[0], 1024))
+    return 0;
+  uint64_t c0 = 32 / kElements[code].bytes;
+  uint64_t mf = (m + 15) / 16, nf = (n + 15) / 16, kf = (k + c0 - 1) / c0;
+  if (!touch(l0a, r.a[1], mf * kf * 512, false) || !touch(l0b, r.a[2], nf * kf * 512, false)) return 0;
+  if (!r.a[6] && !touch(l0c, r.a[0], mf * nf * 1024, false)) return 0;
+  if (!touch(l0c, r.a[0], mf * nf * 1024, true)) return 0;
+  thread_local std::vector<float> a, b, sums;
+  unpack_fractals(l0a, r.a[1], mf * 16, k, code, a);
+  unpack_fractals(l0b, r.a[2], nf * 16, k, code, b);
+  // B as [k][n], so that the inner loop runs over columns.
+  thread_local std::vector<float> columns;
+  uint64_t width = nf * 16;
+  columns.resize(k * width);
+  for (uint64_t x = 0; x < width; ++x)
+    for (uint64_t i = 0; i < k; ++i) columns[i * width + x] = b[x * k + i];
+  sums.resize(width);
+  bool finite = true;  // then a factor of 0 adds nothing: rows that pad a tile are cheap
+  for (float value : b) finite = finite && isfinite(value);
+  bool down = (mf + nf + kf) & 1;
+  float* c = (float*)(l0c.bytes + r.a[0]);
+  for (uint64_t y = 0; y < mf * 16; ++y) {
+    for (uint64_t x = 0; x < width; ++x)
+      sums[x] = r.a[6] ? 0.0f : c[((x / 16) * mf + y / 16) * 256 + (y % 16) * 16 + x % 16];
+    uint64_t groups = (k + 15) / 16;
+    for (uint64_t step = 0; step < groups; ++step) {
+      uint64_t g = down ? groups - 1 - step : step;
+      for (uint64_t i = g * 16; i < k && i < g * 16 + 16; ++i) {
+        float value = a[y * k + i];
+        if (finite && value == 0) continue;
+        const float* row = &columns[i * width];
+        float* out = sums.data();
+        for (uint64_t x = 0; x < width; ++x) out[x] += value * row[x];
+      }
+    }
+    for (uint64_t x = 0; x < width; ++x)
+      c[((x / 16) * mf + y / 16) * 256 + (y % 16) * 16 + x % 16] = sums[x];
+  }
+  double k_steps = (double)(kf * c0) / (double)kElements[code].k_cycles;
+  return (double)(mf * nf) * k_steps + 60;
+}
+
+// L0C holds [n / 16][m / 16][16][16] floats; source stride is in rows of 16 elements. Dual mode 1
+// gives the first half of the rows to AIV0 and the other to AIV1, mode 2 halves of the columns.
+inline double Block::from_l0c(const Request& r) {
+  bool to_ub = r.op == kL0cToUb;
+  uint64_t n = r.a[2], m = r.a[3], stride = r.a[4], source = r.a[5], quant = r.a[8], bytes = r.a[12];
+  uint64_t dual = to_ub ? r.a[7] : 0;
+  if (!range("n", n, 1, 4095) || !range("m", m, 1, 8192) || !range("stride", stride, 1, 1u << 24))
+    return 0;
+  if (!range("source stride", source, 1, 65535) || !range("dual mode", dual, 0, 2)) return 0;
+  if ((quant != 0 && quant != 1 && quant != 16) || !r.a[10] || r.a[11]) {
+    fail("illegal path", text("%s: quantisation mode %llu or layout is not modelled",
+                              describe(now_site).c_str(), (unsigned long long)quant));
+    return 0;
+  }
+  uint64_t want = quant ? 2 : 4;
+  if (!range("bytes of a result", bytes, want, want)) return 0;
+  if (!aligned("source", r.a[1], 64) || (to_ub && !aligned("destination", r.a[0], 32))) return 0;
+  uint64_t parts = dual ? 2 : 1, rows = dual == 1 ? m / 2 : m, columns = dual == 2 ? n / 2 : n;
+  for (uint64_t g = 0; g * 16 < n; ++g)
+    if (!touch(l0c, r.a[1] + g * source * 64, m * 64, false)) return 0;
+  for (uint64_t part = 0; part < parts; ++part) {
+    Memory& out = ub[dual ? AIV0 + part : AIV0 + (r.a[6] & 1)];
+    uint64_t y0 = dual == 1 ? part * rows : 0, x0 = dual == 2 ? part * columns : 0;
+    for (uint64_t y = 0; y < rows; ++y) {
+      uint64_t at = r.a[0] + y * stride * bytes;
+      bool fits = to_ub ? touch(out, at, columns * bytes, true) : touch_gm(at, columns * bytes, true);
+      if (!fits) return 0;
+      uint8_t* target = to_ub ? out.bytes + at : (uint8_t*)(uintptr_t)at;
+      for (uint64_t x = 0; x < columns; ++x) {
+        uint64_t column = x0 + x;
+        uint64_t from = (column / 16) * source * 16 + (y0 + y) * 16 + column % 16;
+        float value = ((const float*)(l0c.bytes + r.a[1]))[from];
+        if (r.a[9]) value = value > 0 ? value : 0;
+        uint16_t word = quant == 16 ? bf16_bits(value) : f16_bits(value);
+        if (quant) memcpy(target + x * 2, &word, 2);
+        else memcpy(target + x * 4, &value, 4);
+      }
+    }
+  }
+  totals.bytes[r.op] += m * n * bytes;
+  double rate = to_ub ? (dual ? 2 * kL0cRate : kL0cRate) : kGmRate;
+  return 26 + (double)(m * n * bytes) / rate;
+}
+}  // namespace tw

@@ -1,0 +1,67 @@
+// The model's own object: everything behind the calls. Compiled once per library, without the
+// instrumentation that kernels are compiled with.
+#define TW_SIDE model_side
+#include "tw_launch.h"
+#include "tw_control.h"
+
+namespace tw {
+thread_local Block* current_block = nullptr;
+}
+
+using tw::current_block;
+
+extern "C" {
+int tw_block_id(void) { return current_block->id; }
+int tw_num_blocks(void) { return current_block->launch->num_blocks; }
+int tw_core_id(void) { return current_block->running; }
+uint32_t tw_thread(int axis) { return current_block->vector->thread[axis]; }
+uint32_t tw_threads(int axis) { return current_block->vector->extent[axis]; }
+void tw_issue(const tw::Request* request) { current_block->issue(*request); }
+void tw_set_register(int which, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  uint64_t* r = current_block->core[current_block->running].registers[which];
+  r[0] = a, r[1] = b, r[2] = c, r[3] = d;
+}
+void tw_barrier(void) { current_block->vector->wait(tw::Lane::kAtBarrier); }
+uint64_t tw_shuffle(int kind, uint64_t value, int argument, int bytes) {
+  tw::VectorRun& run = *current_block->vector;
+  tw::Lane& lane = run.lanes[(size_t)run.current];
+  lane.kind = kind, lane.value = value, lane.argument = argument, lane.bytes = bytes;
+  int self = run.current;
+  run.wait(tw::Lane::kAtShuffle);
+  return run.lanes[(size_t)self].value;
+}
+
+void tw_simd_load(void* out, uint64_t from, int bytes, const char* name) {
+  current_block->simd_access(from, bytes, nullptr, name);
+  memcpy(out, current_block->simd_bytes(from), (size_t)bytes);
+}
+void tw_simd_store(uint64_t to, const void* in, const uint8_t* mask, int bytes, const char* name) {
+  current_block->simd_access(to, bytes, mask, name);
+  for (int i = 0; i < bytes; ++i)
+    if (mask[i]) current_block->simd_bytes(to)[i] = ((const uint8_t*)in)[i];
+}
+
+// What the compiler calls for loads and stores of kernels.
+static inline void access_to(void* p, int bytes, bool write) {
+  if (tw::Block* block = current_block) block->raw_access((uintptr_t)p, bytes, write);
+}
+#define TW_ACCESS(n)                                                                         \
+  TW_HIDDEN void __tsan_read##n(void* p) { access_to(p, n, false); }                         \
+  TW_HIDDEN void __tsan_write##n(void* p) { access_to(p, n, true); }                         \
+  TW_HIDDEN void __tsan_unaligned_read##n(void* p) { access_to(p, n, false); }               \
+  TW_HIDDEN void __tsan_unaligned_write##n(void* p) { access_to(p, n, true); }               \
+  TW_HIDDEN void __tsan_volatile_read##n(void* p) { access_to(p, n, false); }                \
+  TW_HIDDEN void __tsan_volatile_write##n(void* p) { access_to(p, n, true); }
+TW_ACCESS(1)
+TW_ACCESS(2)
+TW_ACCESS(4)
+TW_ACCESS(8)
+TW_ACCESS(16)
+#undef TW_ACCESS
+TW_HIDDEN void __tsan_read_range(void* p, unsigned long n) { access_to(p, (int)n, false); }
+TW_HIDDEN void __tsan_write_range(void* p, unsigned long n) { access_to(p, (int)n, true); }
+TW_HIDDEN void __tsan_init(void) {}
+TW_HIDDEN void __tsan_func_entry(void*) {}
+TW_HIDDEN void __tsan_func_exit(void) {}
+TW_HIDDEN void __tsan_vptr_update(void**, void*) {}
+}

@@ -1,0 +1,285 @@
+// SIMT vector functions: threads are fibers, run one after the other until they end or wait. A
+// thread that never waits costs no switch of its own: the next one starts on the same stack.
+#pragma once
+#include <vector>
+
+#include "tw_cube.h"
+
+namespace tw {
+constexpr size_t kLaneStack = 64 << 10;
+constexpr uint16_t kSeveral = 0xffff;
+
+// Who touched two bytes of UB in which phase (between barriers) of which vector function.
+struct LaneMark {
+  uint32_t run;
+  uint16_t phase, lane;
+};
+
+struct Lane {
+  enum State { kReady, kAtBarrier, kAtShuffle, kDone } state = kReady;
+  Fiber* fiber = nullptr;
+  int kind = 0, argument = 0, bytes = 0;
+  uint64_t value = 0;
+};
+
+struct VectorRun {
+  Block* block = nullptr;
+  void (*thunk)(const uint64_t*) = nullptr;
+  uint64_t words[8];
+  uint32_t extent[3];
+  uint32_t thread[3];
+  int count = 0, current = 0, begun = 0;
+  uint32_t serial = 0;
+  uint16_t phase = 0;
+  uint64_t accesses = 0, traffic = 0;
+  std::vector<Lane> lanes;
+  std::vector<Fiber*> pool, idle;
+  Fiber host;
+  LaneMark *writers[3] = {}, *readers[3] = {};
+
+  static void entry(void* self);
+  bool next_lane();
+  void place(int lane);
+  double run(const Request& r);
+  void resume(int lane);
+  bool release();
+  bool shuffle_warp(int warp);
+  void wait(Lane::State state);
+  void mark(int core, uint32_t offset, int bytes, bool write);
+};
+
+inline void VectorRun::place(int lane) {
+  current = lane;
+  thread[0] = (uint32_t)lane % extent[0];
+  thread[1] = (uint32_t)lane / extent[0] % extent[1];
+  thread[2] = (uint32_t)lane / extent[0] / extent[1];
+}
+
+// A stack runs fresh threads until one of them waits; then it belongs to that thread.
+inline void VectorRun::entry(void* argument) {
+  VectorRun& self = *(VectorRun*)argument;
+  for (;;) {
+    self.thunk(self.words);
+    Lane& lane = self.lanes[(size_t)self.current];
+    lane.state = Lane::kDone;
+    Fiber* mine = lane.fiber;
+    if (self.next_lane()) {
+      self.lanes[(size_t)self.current].fiber = mine;
+      continue;
+    }
+    self.idle.push_back(mine);
+    switch_to(*mine, self.host);
+  }
+}
+
+// Turns to the next thread that has not begun, if any.
+inline bool VectorRun::next_lane() {
+  if (begun == count) return false;
+  place(block->launch->adversarial ? count - 1 - begun : begun);
+  ++begun;
+  return true;
+}
+
+inline void VectorRun::resume(int lane) {
+  place(lane);
+  Lane& l = lanes[(size_t)lane];
+  l.state = Lane::kReady;
+  switch_to(host, *l.fiber);
+}
+
+inline void VectorRun::wait(Lane::State state) {
+  int self = current;
+  lanes[(size_t)self].state = state;
+  switch_to(*lanes[(size_t)self].fiber, host);
+}
+
+inline double VectorRun::run(const Request& r) {
+  thunk = (void (*)(const uint64_t*))(uintptr_t)r.a[0];
+  extent[0] = r.a[1] & 0xffff, extent[1] = r.a[1] >> 16 & 0xffff, extent[2] = r.a[1] >> 32 & 0xffff;
+  count = (int)(extent[0] * extent[1] * extent[2]);
+  if (!block->range("threads", (uint64_t)count, 1, 2048)) return 0;
+  int core = kActor[block->now_actor].core;
+  for (uint64_t i = 0; i < r.a[2]; ++i) {
+    words[i] = r.a[4 + i];
+    // A pointer below 1 MB is an offset into UB; here loads and stores need its address.
+    if ((r.a[3] >> i & 1) && words[i] < (1 << 20)) words[i] += (uintptr_t)block->ub[core].bytes;
+  }
+  ++serial, phase = 0, begun = 0, accesses = 0, traffic = 0;
+  lanes.assign((size_t)count, Lane());
+  block->vector = this;
+  while (next_lane()) {
+    if (idle.empty()) pool.push_back(new Fiber()), idle.push_back(pool.back());
+    Fiber* fiber = idle.back();
+    idle.pop_back();
+    lanes[(size_t)current].fiber = fiber;
+    start(*fiber, kLaneStack, entry, this);
+    switch_to(host, *fiber);
+  }
+  while (release()) {
+  }
+  block->vector = nullptr;
+  double issue_cycles = (double)accesses / 32 / 4, bytes_cycles = (double)traffic / 256;
+  return 20 + (issue_cycles > bytes_cycles ? issue_cycles : bytes_cycles);
+}
+
+// Lets threads go on whose warp has met, or, if none, whose block has; false when all are done.
+inline bool VectorRun::release() {
+  int waiting = 0, at_barrier = 0;
+  bool moved = false;
+  for (int warp = 0; warp * 32 < count; ++warp) moved = shuffle_warp(warp) || moved;
+  if (moved) return true;
+  for (auto& lane : lanes) {
+    waiting += lane.state != Lane::kDone;
+    at_barrier += lane.state == Lane::kAtBarrier;
+  }
+  if (waiting == 0) return false;
+  if (at_barrier != count) {
+    block->fail("divergence",
+                text("%s: %d of %d threads wait at a barrier or shuffle that the others do not "
+                     "reach", block->describe(block->now_site).c_str(), waiting, count));
+    block->die();
+  }
+  ++phase;
+  for (int i = 0; i < count; ++i) resume(block->launch->adversarial ? count - 1 - i : i);
+  return true;
+}
+
+template <class T, class F>
+inline void fold(Lane** lanes, int count, F combine) {
+  T values[32];
+  for (int i = 0; i < count; ++i) memcpy(&values[i], &lanes[i]->value, sizeof(T));
+  // A tree over adjacent lanes, as for in-register sums.
+  for (int width = 1; width < count; width *= 2)
+    for (int i = 0; i + width < count; i += 2 * width) values[i] = combine(values[i], values[i + width]);
+  for (int i = 0; i < count; ++i) memcpy(&lanes[i]->value, &values[0], sizeof(T));
+}
+
+inline bool VectorRun::shuffle_warp(int warp) {
+  int first = warp * 32, size = count - first < 32 ? count - first : 32;
+  Lane* members[32];
+  for (int i = 0; i < size; ++i) {
+    members[i] = &lanes[(size_t)(first + i)];
+    if (members[i]->state != Lane::kAtShuffle || members[i]->kind != members[0]->kind) return false;
+  }
+  uint64_t given[32], ballot = 0;
+  for (int i = 0; i < size; ++i) {
+    given[i] = members[i]->value;
+    ballot |= (given[i] & 1) << i;
+  }
+  switch (members[0]->kind) {
+    case kSumF: fold<float>(members, size, [](float a, float b) { return a + b; }); break;
+    case kMaxF: fold<float>(members, size, [](float a, float b) { return a > b ? a : b; }); break;
+    case kMinF: fold<float>(members, size, [](float a, float b) { return a < b ? a : b; }); break;
+    case kSumI: fold<uint32_t>(members, size, [](uint32_t a, uint32_t b) { return a + b; }); break;
+    case kMaxI: fold<int32_t>(members, size, [](int32_t a, int32_t b) { return a > b ? a : b; }); break;
+    case kMinI: fold<int32_t>(members, size, [](int32_t a, int32_t b) { return a < b ? a : b; }); break;
+    case kMaxU: fold<uint32_t>(members, size, [](uint32_t a, uint32_t b) { return a > b ? a : b; }); break;
+    case kMinU: fold<uint32_t>(members, size, [](uint32_t a, uint32_t b) { return a < b ? a : b; }); break;
+    case kBallot: for (int i = 0; i < size; ++i) members[i]->value = ballot; break;
+    default:
+      for (int i = 0; i < size; ++i) {
+        int argument = members[i]->argument, from = i;
+        if (members[0]->kind == kXor) from = i ^ argument;
+        if (members[0]->kind == kDown) from = i + argument;
+        if (members[0]->kind == kUp) from = i - argument;
+        if (members[0]->kind == kIndex) from = argument & 31;
+        if (from >= 0 && from < size) members[i]->value = given[from];
+      }
+  }
+  for (int i = 0; i < size; ++i) members[i]->state = Lane::kReady;
+  for (int i = 0; i < size; ++i) resume(first + (block->launch->adversarial ? size - 1 - i : i));
+  return true;
+}
+
+inline void VectorRun::mark(int core, uint32_t offset, int bytes, bool write) {
+  if (!writers[core]) {
+    size_t size = kUsable[UB] / 2 * sizeof(LaneMark);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    writers[core] = (LaneMark*)mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    readers[core] = (LaneMark*)mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+  }
+  LaneMark mine{serial, phase, (uint16_t)current};
+  auto here = [&](const LaneMark& m) { return m.run == serial && m.phase == phase; };
+  for (uint32_t i = offset / 2; i <= (offset + (uint32_t)bytes - 1) / 2; ++i) {
+    LaneMark &w = writers[core][i], &r = readers[core][i];
+    int other = -1;
+    if (here(w) && w.lane != mine.lane) other = w.lane;
+    if (write && here(r) && r.lane != mine.lane) other = r.lane;
+    if (other >= 0)
+      block->fail("race", text("%s: a thread %s UB byte %u that another thread touches: want "
+                               "asc_syncthreads between", block->describe(block->now_site).c_str(),
+                               write ? "writes" : "reads", i * 2));
+    if (write) w = mine;
+    else if (here(r) && r.lane != mine.lane) r.lane = kSeveral;
+    else r = mine;
+  }
+}
+
+inline double Block::run_vector(const Request& r) {
+  thread_local VectorRun* run = nullptr;
+  if (!run) run = new VectorRun();
+  run->block = this;
+  return run->run(r);
+}
+
+// A SIMD function runs where the scalar program calls it: the vector pipe first works off what was
+// issued to it before.
+inline void Block::simd_access(uint64_t offset, int bytes, const uint8_t* mask, const char* name) {
+  int actor = actor_of(running, PIPE_V);
+  while (!queue[actor].empty()) {
+    if (!step_any()) {
+      core[running].waits = Request{};
+      core[running].waits.op = kBarrierAll;
+      core[running].blocked = true;
+      yield();
+    }
+  }
+  Request r{};
+  r.name = name, r.file = "kernel", r.clock = issue_clock[running];
+  now_actor = actor, now_site = site_of(*this, r, actor);
+  clock[actor].join(issue_clocks[r.clock]);
+  clock[actor].at[actor] = ++epoch[actor];
+  for (int i = 0; i < bytes;) {
+    int begin = i;
+    if (mask && !mask[i]) {
+      ++i;
+      continue;
+    }
+    while (i < bytes && (!mask || mask[i])) ++i;
+    touch(ub[running], offset + (uint64_t)begin, (uint64_t)(i - begin), mask != nullptr);
+  }
+  ready[actor] += 1;
+}
+
+// A load or store of the kernel's own code, in a vector function or the scalar program.
+inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
+  int on = vector ? kActor[now_actor].core : running;
+  uintptr_t guarded = (uintptr_t)ub[on].bytes - kGuard;
+  if (address - guarded < kUsable[UB] + 2 * (uintptr_t)kGuard) {
+    uint64_t offset = address - (uintptr_t)ub[on].bytes;
+    if (vector) vector->accesses += 1, vector->traffic += (uint64_t)bytes;
+    if (touch(ub[on], offset, (uint64_t)bytes, write) && vector)
+      vector->mark(on, (uint32_t)offset, bytes, write);
+    if (offset % (uint64_t)bytes && bytes <= 16) aligned("a load or store", offset, (uint64_t)bytes);
+    return;
+  }
+  Fiber& stack = vector ? *vector->lanes[(size_t)vector->current].fiber : core[running].fiber;
+  if (address - (uintptr_t)stack.stack < stack.size) return;
+  if (launch->gm.find(address, (uint64_t)bytes) < 0) {
+    extern const char __executable_or_library[] asm("__dso_handle");
+    uintptr_t image = (uintptr_t)__executable_or_library;
+    if (address - (image - (64u << 20)) < (128u << 20)) return;  // constants of this library
+  }
+  if (vector) vector->accesses += 1, vector->traffic += (uint64_t)bytes;
+  if (!vector) {  // the scalar program executes at once
+    now_actor = actor_of(running, PIPE_S);
+    static const char* name = "scalar access";
+    static const char* file = "kernel";
+    Request r{};
+    r.name = name, r.file = file;
+    now_site = site_of(*this, r, now_actor);
+    if (epoch[now_actor] == 0) epoch[now_actor] = 1, clock[now_actor].at[now_actor] = 1;
+  }
+  if (!touch_gm(address, (uint64_t)bytes, write)) die();
+}
+}  // namespace tw
