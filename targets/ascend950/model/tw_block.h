@@ -43,7 +43,7 @@ struct Lock {
 struct Totals {  // what `inspect` shows
   double busy[kActors] = {};
   double finish = 0;
-  uint64_t bytes[16] = {};  // by Op
+  uint64_t bytes[kOps] = {};  // by Op
   uint64_t instructions = 0;
 };
 

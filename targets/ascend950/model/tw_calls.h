@@ -1,6 +1,9 @@
 // Calls of the scalar program of a core. Each is checked for the ranges of its fields when it
 // executes on its pipe; docs/ascend950.md lists arguments, units, pipes and sources.
 #pragma once
+#include <assert.h>
+#include <stdio.h>
+
 #include <type_traits>
 
 #include "tw_request.h"

@@ -51,7 +51,7 @@ inline void remember(Launch& launch) {
   }
   ++found->launches;
   for (int i = 0; i < kActors; ++i) found->totals.busy[i] += launch.totals.busy[i];
-  for (int i = 0; i < 16; ++i) found->totals.bytes[i] += launch.totals.bytes[i];
+  for (int i = 0; i < kOps; ++i) found->totals.bytes[i] += launch.totals.bytes[i];
   found->totals.finish += launch.totals.finish;
   found->totals.instructions += launch.totals.instructions;
   for (int p = 0; p < kPlaces; ++p) {
@@ -78,7 +78,7 @@ inline std::string facts_json() {
         out += text("%s\"%s %s\":%.0f", comma, core_name(kActor[i].core), pipe_name(kActor[i].pipe),
                     f.totals.busy[i]), comma = ",";
     out += "},\"bytes\":{", comma = "";
-    for (int i = 0; i < 16; ++i)
+    for (int i = 0; i < kOps; ++i)
       if (f.totals.bytes[i] && op_path(i))
         out += text("%s\"%s\":%llu", comma, op_path(i), (unsigned long long)f.totals.bytes[i]), comma = ",";
     out += "},\"buffers\":{", comma = "";

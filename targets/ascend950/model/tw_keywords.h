@@ -9,7 +9,7 @@
 #define __ca__
 #define __cb__
 #define __cc__
-#define __global__
+#define __global__ __attribute__((noinline))
 #define __aicore__
 #define __vector__
 #define __cube__
@@ -42,3 +42,6 @@ TW_HIDDEN __attribute__((const)) uint32_t tw_threads(int axis);
 #define ASC_IS_AIV (tw_core_id() != 0)
 inline int64_t asc_get_sub_block_id() { return tw_core_id() == 2; }
 inline int64_t asc_get_sub_block_num() { return 2; }
+
+// Host code beside a kernel: its loads and stores are none of the kernel's.
+#define TW_HOST_CODE __attribute__((no_sanitize("thread")))

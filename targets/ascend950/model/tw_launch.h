@@ -119,7 +119,7 @@ inline void merge(Launch& launch, Block& block) {
   std::lock_guard<std::mutex> hold(launch.mutex);
   for (int i = 0; i < kActors; ++i) launch.totals.busy[i] += block.totals.busy[i];
   for (int i = 0; i < kActors; ++i) launch.totals.finish = std::max(launch.totals.finish, block.ready[i]);
-  for (int i = 0; i < 16; ++i) launch.totals.bytes[i] += block.totals.bytes[i];
+  for (int i = 0; i < kOps; ++i) launch.totals.bytes[i] += block.totals.bytes[i];
   launch.totals.instructions += block.totals.instructions;
   launch.events.insert(launch.events.end(), block.events.begin(), block.events.end());
   Memory* memories[] = {&block.ub[0], &block.ub[1], &block.ub[2], &block.l1, &block.l0a, &block.l0b, &block.l0c};

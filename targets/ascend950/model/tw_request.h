@@ -30,6 +30,7 @@ enum Op : uint8_t {
   kL0cToGm,     // dst, src, n, m, dst stride, src stride, quant, relu, nd
   kVector,      // thunk, x, y, z, arguments, number, pointer mask
   kIllegal,     // reason
+  kOps,
 };
 
 enum Shuffle { kXor, kDown, kUp, kIndex, kSumF, kMaxF, kMinF, kSumI, kMaxI, kMinI, kMaxU, kMinU, kBallot };

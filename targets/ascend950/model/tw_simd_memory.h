@@ -129,3 +129,79 @@ inline void vcvt(tw::Vec<D>& dst, tw::Vec<S> src, vector_bool mask, C...) {
   }
   dst = result;
 }
+
+// Predicates change width: an element of n bytes becomes one of n / 2 (pack) or 2 n (unpack).
+inline void asc_pack_to_low(vector_bool& dst, vector_bool src) {
+  for (int i = 0; i < 256; ++i) dst.bit[i] = i < 128 ? src.bit[2 * i] : 0;
+}
+inline void asc_pack_to_high(vector_bool& dst, vector_bool src) {
+  for (int i = 0; i < 256; ++i) dst.bit[i] = i >= 128 ? src.bit[2 * (i - 128)] : 0;
+}
+inline void asc_unpack_lower(vector_bool& dst, vector_bool src) {
+  for (int i = 0; i < 256; ++i) dst.bit[i] = i % 2 ? 0 : src.bit[i / 2];
+}
+inline void asc_unpack_upper(vector_bool& dst, vector_bool src) {
+  for (int i = 0; i < 256; ++i) dst.bit[i] = i % 2 ? 0 : src.bit[128 + i / 2];
+}
+#define TW_INTERLEAVE(width, bytes)                                                          \
+  inline void asc_intlv_##width(vector_bool& d0, vector_bool& d1, vector_bool x, vector_bool y) { \
+    for (int i = 0; i < 256; ++i) {                                                          \
+      int e = i / bytes, n = 256 / bytes;                                                    \
+      for (int half = 0; half < 2; ++half) {                                                 \
+        int source = half * n / 2 + e / 2;                                                   \
+        (half ? d1 : d0).bit[i] = (e % 2 ? y : x).bit[source * bytes + i % bytes];           \
+      }                                                                                      \
+    }                                                                                        \
+  }                                                                                          \
+  inline void asc_deintlv_##width(vector_bool& d0, vector_bool& d1, vector_bool x, vector_bool y) { \
+    for (int i = 0; i < 256; ++i) {                                                          \
+      int e = i / bytes, n = 256 / bytes, from = 2 * e;                                      \
+      vector_bool& s = from < n ? x : y;                                                     \
+      d0.bit[i] = s.bit[from % n * bytes + i % bytes];                                       \
+      d1.bit[i] = s.bit[(from + 1) % n * bytes + i % bytes];                                 \
+    }                                                                                        \
+  }
+TW_INTERLEAVE(b8, 1)
+TW_INTERLEAVE(b16, 2)
+TW_INTERLEAVE(b32, 4)
+#undef TW_INTERLEAVE
+template <class T, class Mode>
+inline void vmadd(tw::Vec<T>& dst, tw::Vec<T> x, tw::Vec<T> y, vector_bool mask, Mode) {
+  asc_madd(dst, x, y, mask);
+}
+template <class T>
+inline void asc_duplicate_highest(tw::Vec<T>& dst, tw::Vec<T> x, vector_bool mask) {
+  tw::each(dst, mask, [&](int) { return x.lane[tw::Vec<T>::kLanes - 1]; });
+}
+
+// What the shipped templates name and none of our kernels prints: a use is reported, not guessed.
+#define TW_SIMD_UNMODELLED(call)                                                            \
+  template <class... A>                                                                     \
+  inline void call(A&&...) {                                                                \
+    tw::issue(tw::kIllegal, PIPE_V, #call, "kernel", 0, tw::at((const char*)TW_UNMODELLED)); \
+  }
+TW_SIMD_UNMODELLED(asc_loadalign_upsample)
+TW_SIMD_UNMODELLED(asc_loadalign_downsample)
+TW_SIMD_UNMODELLED(asc_loadalign_unpack)
+TW_SIMD_UNMODELLED(asc_loadalign_unpack4)
+TW_SIMD_UNMODELLED(asc_loadalign_brc_datablock)
+TW_SIMD_UNMODELLED(asc_loadalign_brc_elem2datablock)
+TW_SIMD_UNMODELLED(asc_loadalign_deintlv)
+TW_SIMD_UNMODELLED(asc_storealign_pack)
+TW_SIMD_UNMODELLED(asc_storealign_pack_quarter)
+TW_SIMD_UNMODELLED(asc_storealign_intlv)
+TW_SIMD_UNMODELLED(asc_gather)
+TW_SIMD_UNMODELLED(asc_gather_datablock)
+TW_SIMD_UNMODELLED(asc_scatter)
+TW_SIMD_UNMODELLED(asc_squeeze)
+TW_SIMD_UNMODELLED(asc_unsqueeze)
+TW_SIMD_UNMODELLED(asc_addc)
+TW_SIMD_UNMODELLED(asc_subc)
+TW_SIMD_UNMODELLED(asc_mull)
+TW_SIMD_UNMODELLED(asc_reduce_max_datablock)
+TW_SIMD_UNMODELLED(asc_reduce_min_datablock)
+TW_SIMD_UNMODELLED(asc_frequency_histogram_bin0)
+TW_SIMD_UNMODELLED(asc_frequency_histogram_bin1)
+TW_SIMD_UNMODELLED(asc_cumulative_histogram_bin0)
+TW_SIMD_UNMODELLED(asc_cumulative_histogram_bin1)
+#undef TW_SIMD_UNMODELLED

@@ -28,6 +28,14 @@ struct tw_block_axes {
   };
   static constexpr Axis x{0}, y{1}, z{2};
 };
+struct tw_grid_axes {
+  struct Axis {
+    int axis;
+    operator uint32_t() const { return axis ? 0 : (uint32_t)tw_block_id(); }
+  };
+  static constexpr Axis x{0}, y{1}, z{2};
+};
+#define blockIdx tw_grid_axes()
 #define threadIdx tw_thread_axes()
 #define blockDim tw_block_axes()
 
@@ -35,12 +43,12 @@ namespace tw {
 template <auto kFunction, class R, class... P>
 struct Thunk {
   template <size_t... I>
-  static void call(const uint64_t* words, std::index_sequence<I...>) {
+  TW_HOST_CODE static void call(const uint64_t* words, std::index_sequence<I...>) {
     kFunction(unpack<P>(words[I])...);
   }
-  static void run(const uint64_t* words) { call(words, std::index_sequence_for<P...>{}); }
+  TW_HOST_CODE static void run(const uint64_t* words) { call(words, std::index_sequence_for<P...>{}); }
   template <class T>
-  static T unpack(uint64_t word) {
+  TW_HOST_CODE static T unpack(uint64_t word) {
     T value;
     __builtin_memcpy(&value, &word, sizeof value);
     return value;
