@@ -114,7 +114,8 @@ class Block {
   Block();
   void run(Launch* launch, int id, uint32_t serial);
   void issue(const Request& request);
-  void fail(const char* kind, const std::string& rest);
+  // `other` tells faults of one instruction apart.
+  void fail(const char* kind, const std::string& rest, const std::string& other = "");
   std::string describe(uint32_t site) const;
   std::string describe(const Where& where) const;
   bool touch(Memory& memory, uint64_t offset, uint64_t bytes, bool write);

@@ -6,13 +6,16 @@ namespace tw {
 inline std::string Block::describe(const Where& where) const {
   const char* core = core_name(kActor[where.actor].core);
   const char* pipe = pipe_name(kActor[where.actor].pipe);
+  if (where.line == 0) return text("%s on %s %s", where.name, core, pipe);
   return text("%s on %s %s (%s:%d)", where.name, core, pipe, base_name(where.file), where.line);
 }
 
 inline std::string Block::describe(uint32_t site) const { return describe(sites[site]); }
 
-inline void Block::fail(const char* kind, const std::string& rest) {
-  launch->reports.add(std::string(kind) + ": " + rest);
+inline void Block::fail(const char* kind, const std::string& rest, const std::string& other) {
+  const Where& where = sites[now_site];
+  std::string key = text("%s %s %d %d ", kind, where.name, where.line, where.actor) + other;
+  launch->reports.add(key, std::string(kind) + ": " + rest);
 }
 
 inline Memory* Block::memory_of(int place, int core_id) {
@@ -46,7 +49,7 @@ inline void Block::race(Memory& memory, uint32_t cell, uint32_t other, bool writ
   fail("race", text("%s %s %s of %s, bytes %u to %u, that %s %s: nothing orders them, want %s",
                     describe(now_site).c_str(), write ? "writes" : "reads",
                     place_name(memory.place), owner, cell * kCell, cell * kCell + kCell - 1,
-                    describe(other).c_str(), other_wrote ? "wrote" : "reads", want.c_str()));
+                    describe(other).c_str(), other_wrote ? "wrote" : "reads", want.c_str()), describe(other) + place_name(memory.place));
 }
 
 inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
@@ -131,7 +134,7 @@ inline bool Block::touch_gm(uintptr_t address, uint64_t bytes, bool write) {
                            pipe_name(kActor[seen.actor].pipe), (int)seen.block, (int)seen.line);
     fail("race", text("%s of block %d %s tensor '%s' where %s %s: nothing orders them",
                       describe(now_site).c_str(), id, verb, tensor.name, who.c_str(),
-                      wrote ? "wrote" : "reads"));
+                      wrote ? "wrote" : "reads"), tensor.name);
   };
   for (uint64_t i = 0; i < count; ++i) {
     Mark writer = load(cells[i].writer), reader = load(cells[i].reader);
@@ -150,7 +153,7 @@ inline bool Block::range(const char* field, uint64_t value, uint64_t low, uint64
   if (value >= low && value <= high) return true;
   fail("field out of range", text("%s: %s: got %lld, want %llu to %llu", describe(now_site).c_str(),
                                   field, (long long)value, (unsigned long long)low,
-                                  (unsigned long long)high));
+                                  (unsigned long long)high), field);
   return false;
 }
 
@@ -158,7 +161,7 @@ inline bool Block::aligned(const char* what, uint64_t address, uint64_t to) {
   if (address % to == 0) return true;
   fail("misaligned", text("%s: %s at byte %llu: want a multiple of %llu",
                           describe(now_site).c_str(), what, (unsigned long long)address,
-                          (unsigned long long)to));
+                          (unsigned long long)to), what);
   return false;
 }
 }  // namespace tw

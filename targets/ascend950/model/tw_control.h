@@ -135,8 +135,8 @@ TW_HIDDEN int tw_model_launch(const char* kernel, int kind, int blocks, void (*p
   if (launch.reports.empty()) return 0;
   auto found = launch.reports.sorted();
   std::string all;
-  for (size_t i = 0; i < found.size() && i < 3; ++i) all += (i ? "; " : "") + found[i];
-  if (found.size() > 3) all += tw::text("; and %d more", (int)found.size() - 3);
+  for (size_t i = 0; i < found.size() && i < 8; ++i) all += (i ? "; " : "") + found[i];
+  if (found.size() > 8) all += tw::text("; and %d more", (int)found.size() - 8);
   if (size > 0) snprintf(message, (size_t)size, "%s", all.c_str());
   return 1;
 }

@@ -10,12 +10,6 @@
 #endif
 
 namespace tw {
-inline std::vector<std::string> Reports::sorted() const {
-  auto copy = found_;
-  std::sort(copy.begin(), copy.end());
-  return copy;
-}
-
 inline Block::Block() {
   for (int c = 0; c < 3; ++c) ub[c].create(UB, c);
   l1.create(L1, AIC), l0a.create(L0A, AIC), l0b.create(L0B, AIC), l0c.create(L0C, AIC);
@@ -95,15 +89,16 @@ inline void Block::finish() {
         for (int i = 0; i < 8; ++i)
           if (flag[c][s][t][i].set)
             fail("pairing", text("%s: id %d from %s to %s is still set at the end: want a wait",
-                                 describe(flag[c][s][t][i].by).c_str(), i, pipe_name(s), pipe_name(t)));
+                                 describe(flag[c][s][t][i].by).c_str(), i, pipe_name(s), pipe_name(t)),
+                 text("%d %d %d %d", c, s, t, i));
     for (int i = 0; i < 32; ++i) {
       if (!arrivals[c][i].clocks.empty())
         fail("pairing", text("%s: %d arrivals at counter %d of %s are left at the end: want a wait",
                              describe(arrivals[c][i].by).c_str(), (int)arrivals[c][i].clocks.size(),
-                             i, core_name(c)));
+                             i, core_name(c)), text("%d %d", c, i));
       if (lock[c][i].locks_issued != lock[c][i].unlocks_issued)
         fail("pairing", text("%s: mutex %d is held at the end: want asc_unlock",
-                             describe(lock[c][i].by).c_str(), i));
+                             describe(lock[c][i].by).c_str(), i), text("%d %d", c, i));
     }
   }
   bool simt = false;
@@ -112,7 +107,7 @@ inline void Block::finish() {
     if (simt && m.high > kUbWithSimt)
       fail("overflow", text("%s uses UB of %s up to byte %u: want at most %u in a kernel with SIMT "
                             "functions, whose cache takes the rest", describe(m.high_site).c_str(),
-                            core_name(m.core), m.high - 1, kUbWithSimt));
+                            core_name(m.core), m.high - 1, kUbWithSimt), core_name(m.core));
 }
 
 inline void merge(Launch& launch, Block& block) {

@@ -24,6 +24,6 @@ extern "C" TW_HIDDEN int tw_model_launch(const char* kernel, int kind, int block
 template <class F>
 inline int tw::launch(const char* kernel, int kind, int blocks, F program, const Tensor* tensors,
                       int count, char* message, int64_t size) {
-  return tw_model_launch(kernel, kind, blocks, [](void* f) { (*(F*)f)(); }, &program, tensors,
+  return tw_model_launch(kernel, kind, blocks, [](void* f) TW_HOST_CODE { (*(F*)f)(); }, &program, tensors,
                          count, message, size);
 }

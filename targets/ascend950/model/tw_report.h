@@ -3,6 +3,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include <string.h>
+
+#include <algorithm>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -14,26 +18,39 @@ struct Where {  // an instruction as a report names it
   int line, actor;
 };
 
+// Of equal faults (same kind, same instructions) one place stands for all: the smallest sentence, so
+// that the order in which blocks ran does not show.
 class Reports {
  public:
-  void clear() { found_.clear(), total_ = 0; }
   bool empty() const { return found_.empty(); }
-  void add(const std::string& text) {
+  void add(const std::string& key, const std::string& text) {
     std::lock_guard<std::mutex> hold(mutex_);
-    ++total_;
-    if (found_.size() >= 20) return;
-    for (const auto& known : found_)
-      if (known == text) return;
-    found_.push_back(text);
+    auto [at, fresh] = found_.try_emplace(key, text);
+    if (!fresh && before(text, at->second)) at->second = text;
   }
-  // Reports of all blocks in one order: blocks run in parallel.
-  std::vector<std::string> sorted() const;
-  int total() const { return total_; }
+  std::vector<std::string> sorted() const {
+    std::vector<std::string> all;
+    for (const auto& entry : found_) all.push_back(entry.second);
+    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+      return rank(a) != rank(b) ? rank(a) < rank(b) : a < b;
+    });
+    return all;
+  }
 
  private:
+  static bool before(const std::string& a, const std::string& b) {
+    return a.size() != b.size() ? a.size() < b.size() : a < b;
+  }
+  // What causes other faults comes first.
+  static int rank(const std::string& text) {
+    static const char* kinds[] = {"illegal path", "field out of range", "misaligned", "overflow",
+                                  "out of bounds", "pairing", "race", "deadlock"};
+    for (int i = 0; i < 8; ++i)
+      if (text.compare(0, strlen(kinds[i]), kinds[i]) == 0) return i;
+    return 8;
+  }
   std::mutex mutex_;
-  std::vector<std::string> found_;
-  int total_ = 0;
+  std::map<std::string, std::string> found_;
 };
 
 inline std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -247,7 +247,7 @@ inline void Block::deadlock() {
       what = text("waits for mutex %d, which is never unlocked", (int)r.a[0]);
     else
       what = "waits for pipes that never finish";
-    fail("deadlock", describe(where) + " " + what);
+    fail("deadlock", describe(where) + " " + what, describe(where));
   }
 }
 }  // namespace tw

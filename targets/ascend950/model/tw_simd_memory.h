@@ -178,7 +178,7 @@ inline void asc_duplicate_highest(tw::Vec<T>& dst, tw::Vec<T> x, vector_bool mas
 #define TW_SIMD_UNMODELLED(call)                                                            \
   template <class... A>                                                                     \
   inline void call(A&&...) {                                                                \
-    tw::issue(tw::kIllegal, PIPE_V, #call, "kernel", 0, tw::at((const char*)TW_UNMODELLED)); \
+    tw::issue(tw::kIllegal, PIPE_V, #call, "", 0, tw::at((const char*)TW_UNMODELLED)); \
   }
 TW_SIMD_UNMODELLED(asc_loadalign_upsample)
 TW_SIMD_UNMODELLED(asc_loadalign_downsample)

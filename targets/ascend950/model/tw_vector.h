@@ -235,7 +235,7 @@ inline void Block::simd_access(uint64_t offset, int bytes, const uint8_t* mask, 
     }
   }
   Request r{};
-  r.name = name, r.file = "kernel", r.clock = issue_clock[running];
+  r.name = name, r.file = "", r.clock = issue_clock[running];
   now_actor = actor, now_site = site_of(*this, r, actor);
   clock[actor].join(issue_clocks[r.clock]);
   clock[actor].at[actor] = ++epoch[actor];
@@ -274,7 +274,7 @@ inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
   if (!vector) {  // the scalar program executes at once
     now_actor = actor_of(running, PIPE_S);
     static const char* name = "scalar access";
-    static const char* file = "kernel";
+    static const char* file = "";
     Request r{};
     r.name = name, r.file = file;
     now_site = site_of(*this, r, now_actor);

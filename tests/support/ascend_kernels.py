@@ -1,0 +1,50 @@
+"""Correct AscendC kernels of tests/data/ascend with fresh inputs and the values they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from support.ascend import Array
+
+TEXTS = {
+    path.stem: path.read_text()
+    for path in sorted((Path(__file__).parent.parent / "data" / "ascend").glob("*.asc"))
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of a launch; the last array is written and should then hold `want`."""
+
+    arrays: list[Array]
+    value: int
+    blocks: int
+    want: Array
+
+    @property
+    def right(self) -> bool:
+        return bool(np.allclose(self.arrays[-1], self.want, rtol=2e-4, atol=2e-4))
+
+
+def as_f32(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def case(kernel: str, rng: np.random.Generator) -> Case:
+    def floats(*shape: int) -> Array:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    match kernel:
+        case "stream":
+            x, w = floats(5, 256), floats(256)
+            return Case([x, w, np.full_like(x, np.nan)], 5, 2, 2 * x + w)
+        case "cube":
+            a, b = ((v.view(np.uint32) >> 16).astype(np.uint16) for v in (floats(64, 192), floats(32, 192)))
+            want = np.maximum(as_f32(a) @ as_f32(b).T, 0)
+            return Case([a, b, np.full((64, 32), np.nan, np.float32)], 3, 1, want)
+        case _:
+            x = floats(8, 200)
+            sums = x.sum(1)
+            return Case([x, np.full(8, np.nan, np.float32)], 200, 1, sums - sums.mean())

@@ -1,0 +1,86 @@
+"""Mutants of correct kernels, made from their text: the model catches each, or proves it harmless.
+
+A mutant drops or redirects a synchronisation, shifts an address or moves a buffer. It is caught
+when the model reports it, in normal or in adversarial order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.ascend import Variants
+from support.ascend_kernels import TEXTS, case
+
+pytestmark = pytest.mark.cpu
+
+# Clean in both orders: the model proves these edges redundant.
+REDUNDANT = {
+    "reduce:24 moves __ubuf__ float* y_ub = (__ubuf__ float*)16416;": (
+        "y then stands where row 4 of x stood, which was read before the barrier"
+    )
+}
+
+
+def mutants(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, text), one change each, on a line of its own so that line numbers stay."""
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        for name, changed in _changes(line):
+            if changed != line:
+                yield f"{number + 1} {name}", "".join([*lines[:number], changed, *lines[number + 1 :]])
+
+
+def _changes(line: str) -> Iterator[tuple[str, str]]:
+    sync = re.match(r"\s*asc_(sync\w*|lock|unlock)\(", line)
+    if sync:
+        yield f"drops {line.strip()}", "\n"
+        yield f"redirects {line.strip()}", _redirected(line)
+    if re.match(r"\s*asc_(copy|mmad|vf_call)", line):
+        yield f"shifts {line.strip()}", re.sub(r"(\b\w+_(?:ub|l1|l0)\b)", r"(\1 + 16)", line, count=1)
+    buffer = re.match(r"(.*\*\))(\d+);", line)
+    if buffer and int(buffer.group(2)):
+        yield f"moves {line.strip()}", f"{buffer.group(1)}{int(buffer.group(2)) // 64 * 32};\n"
+
+
+def _redirected(line: str) -> str:
+    """Another id, so that the pair no longer meets."""
+    if "slot" in line:
+        return line.replace("slot)", "(slot ^ 1))")
+    if "EVENT_ID0" in line:
+        return line.replace("EVENT_ID0", "EVENT_ID5")
+    return re.sub(r"(\d+)\);", lambda m: f"{int(m.group(1)) ^ 2});", line)
+
+
+@pytest.fixture(scope="module")
+def found(
+    kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, bool]]:
+    """What the model said about each mutant in both orders, and if its values, in normal order,
+    were right."""
+    texts = {f"{k}:{name}": text for k, base in TEXTS.items() for name, text in mutants(base)}
+    variants = Variants(texts, kernel_cache, tmp_path_factory.mktemp("mutants"))
+    outcome = {}
+    for name in texts:
+        normal, late = (case(name.split(":")[0], np.random.default_rng()) for _ in range(2))
+        said = variants.run(name, normal), variants.run(name, late, adversarial=True)
+        outcome[name] = " / ".join(filter(None, said)), normal.right
+    return outcome
+
+
+def test_every_mutant_is_caught_or_harmless(found: dict[str, tuple[str, bool]]) -> None:
+    assert len(found) >= 20
+    clean = {name for name, (said, _) in found.items() if not said}
+    assert clean == set(REDUNDANT)
+
+
+def test_harmless_mutants_give_right_values(found: dict[str, tuple[str, bool]]) -> None:
+    assert all(found[name][1] for name in REDUNDANT)
+
+
+def test_values_alone_would_not_do(found: dict[str, tuple[str, bool]]) -> None:
+    """Many mutants give right values: tests of values alone would have passed them."""
+    assert sum(bool(said) and right for said, right in found.values()) >= 10
