@@ -78,9 +78,8 @@ class Variants:
         return text
 
 
-_HEADERS = """#include <tl_templates/ascend/common.h>
-#include <tl_templates/ascend/debug.h>
-#include <tl_templates/ascend/gemm.h>
+_HEADERS = """#include "c_api/asc_simd.h"
+#include "simt_api/asc_simt.h"
 #include "tw_launch_kernel.h"
 """
 
