@@ -34,7 +34,7 @@ from tilewright.codegen.plan import (
 from tilewright.codegen.source import SUFFIXES, KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.staging import MANIFEST, refuse_foreign, staging
-from tilewright.codegen.target import Target, Toolchain
+from tilewright.codegen.target import PrintsSources, Target, Toolchain
 from tilewright.graph import Graph
 from tilewright.graph.text import print_graph
 from tilewright.runtime.artifact import (
@@ -173,6 +173,9 @@ def _write_sources(
     folder.mkdir()
     for source in sources:
         (folder / source.file_name).write_text(source.text)
+        if isinstance(job.toolchain, PrintsSources):
+            for name, text in job.toolchain.printed(source.file_name, source.text).items():
+                (folder / name).write_text(text)
     (folder / "model.txt").write_text(print_graph(job.graph))
     (folder / "fused.txt").write_text(print_graph(lowered.graph))
     (folder / "decisions.json").write_text(json.dumps(_decisions(lowered.decisions, plans)))

@@ -15,6 +15,12 @@ from tilewright.codegen import elementary_numpy
 from tilewright.codegen.elementary import DEFINITIONS, MATH_VERSION, evaluate
 from tilewright.codegen.elementary_steps import Definition, Literal, Operand, f32_bits
 from tilewright.codegen.expr_cpp import CPP_OPERATIONS, cpp_function, cpp_header, cpp_literal
+from tilewright.codegen.expr_tilelang import (
+    TILELANG_OPERATIONS,
+    tilelang_function,
+    tilelang_header,
+    tilelang_literal,
+)
 from tilewright.codegen.expr_triton import (
     TRITON_OPERATIONS,
     triton_function,
@@ -35,11 +41,15 @@ class Language:
     literal: Callable[[Literal], str]
     header: Callable[[], str]
     function: Callable[[Definition, list[str], str], str]  # assignments and result as text
+    external: bool = False  # functions are declared only: another language defines them
 
 
 LANGUAGES: dict[str, Language] = {
     "cpp": Language(CPP_OPERATIONS, cpp_literal, cpp_header, cpp_function),
     "triton": Language(TRITON_OPERATIONS, triton_literal, triton_header, triton_function),
+    "tilelang_ascend": Language(
+        TILELANG_OPERATIONS, tilelang_literal, tilelang_header, tilelang_function, external=True
+    ),
 }
 
 
@@ -100,6 +110,8 @@ def _function(definition: Definition, table: Language) -> str:
     def text(operand: Operand) -> str:
         return table.literal(operand) if isinstance(operand, Literal) else operand.text
 
+    if table.external:
+        return table.function(definition, [], "")
     values = [table.operations[s.op].format(*map(text, s.args)) for s in definition.steps]
     return table.function(definition, values, text(definition.result))
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.pack_ascend import LAYOUT, pack_rows
 from tilewright.codegen.pack_cpu import Unpacked, pack_panels
 from tilewright.codegen.pack_gpu import pack_blocks
 from tilewright.codegen.plan import GroupPlan
@@ -67,6 +68,10 @@ def _blocks(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
     return pack_blocks(dtype.name, source.unpacked(weight.name, dtype))
 
 
+def _rows(weight: Weight, source: WeightSource) -> NDArray[np.uint8]:
+    return pack_rows(source.unpacked(weight.name, weight.type.dtype))
+
+
 def _is_matrix(body: Graph, weight: str) -> bool:
     return weight in matrix_weights(body)
 
@@ -78,6 +83,8 @@ def _is_quantised(body: Graph, weight: str) -> bool:
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing("panels16", _is_matrix, _panels),
     "triton": Packing("blocks16", _is_quantised, _blocks),
+    "tilelang_ascend": Packing(LAYOUT, _is_matrix, _rows),
+    "ascendc": Packing(LAYOUT, _is_matrix, _rows),
 }
 _BY_LAYOUT = {p.layout: p for p in PACKINGS.values()}
 

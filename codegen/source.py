@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from tilewright.graph.errors import LowerError
 
+_UNORDERED = "an atomic has no fixed order of accumulation"
+_C_LIBRARY = r"(?<![\w:.])(?:std::)?(expf?|logf?|tanhf?|erff?|sinf?|cosf?|powf?)\s*\("
 FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cpp": (
         (r"std\s*::\s*atomic", "an atomic has no fixed order of accumulation"),
@@ -47,8 +49,32 @@ FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"allow_tf32|tf32", "the precision of a product is part of the numerics"),
         (r"fp_fusion\W+True", "contraction is explicit: want enable_fp_fusion off"),
     ),
+    "ascendc": (
+        (r"\basc_set_atomic_(?!none)\w+|\basc_atomic_\w+|\bSetAtomic\w*", _UNORDERED),
+        (r"std\s*::\s*atomic|\batomic_\w+|__atomic_\w+|__sync_\w+", _UNORDERED),
+        (r"\basc_reduce_add\s*\(", "the order of the hardware's sum is not documented"),
+        (r"\b(rand|srand|time|clock|asc_get_system_\w+)\s*\(", "a kernel depends on its arguments alone"),
+        (_C_LIBRARY, "its bits are the compiler's: use the functions of tw_ascend_math.h"),
+        (r"fast[-_]math|associative[-_]math|FP_CONTRACT\s+ON", "the compiler may reorder sums"),
+    ),
+    "tilelang_ascend": (
+        (r"\batomic_\w+|\bset_atomic\w*", _UNORDERED),
+        (r"\bT\s*\.\s*(reduce_\w+|cumsum|finalize_reducer|alloc_reducer)\b", "its order is the compiler's"),
+        (r"\bT\s*\.\s*(rng_\w+|Philox|philox)\b", "a kernel depends on its arguments alone"),
+        (
+            r"\bT\s*\.\s*(exp2?|log2?|sin|cos|tanh|erf|rsqrt|sigmoid)\s*\(",
+            "its bits are the compiler's: use the functions of tw_ascend_math.h",
+        ),
+        (_C_LIBRARY, "its bits are the compiler's: use the functions of tw_ascend_math.h"),
+        (r"\benable_hf32\b|\bset_hf32\w*", "the precision of a product is part of the numerics"),
+    ),
 }
-SUFFIXES: Mapping[str, str] = {"cpp": ".cpp", "triton": ".py"}
+SUFFIXES: Mapping[str, str] = {
+    "cpp": ".cpp",
+    "triton": ".py",
+    "ascendc": ".asc",
+    "tilelang_ascend": ".tl.py",
+}
 
 
 @dataclass(frozen=True)
@@ -91,4 +117,9 @@ def _python_code(text: str) -> str:
     return re.sub(r"#[^\n]*", "", text)
 
 
-_CODE: Mapping[str, Callable[[str], str]] = {"cpp": _cpp_code, "triton": _python_code}
+_CODE: Mapping[str, Callable[[str], str]] = {
+    "cpp": _cpp_code,
+    "triton": _python_code,
+    "ascendc": _cpp_code,
+    "tilelang_ascend": _python_code,
+}

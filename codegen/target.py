@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.graph import Graph
@@ -38,6 +38,15 @@ class Toolchain(Protocol):
 
     def support_sources(self) -> Mapping[str, str]:
         """Fixed sources that every library of this target contains, by file name."""
+        ...
+
+
+@runtime_checkable
+class PrintsSources(Protocol):
+    """A toolchain with a language of its own in between: what it printed goes into the artifact."""
+
+    def printed(self, file_name: str, text: str) -> Mapping[str, str]:
+        """Return further files of one source, by name."""
         ...
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from tilewright.codegen.target import Target, Toolchain
 from tilewright.graph.errors import TargetError
+from tilewright.targets.ascend950.target import ascend950_target
+from tilewright.targets.ascend950.toolchain import ascend950_toolchain
 from tilewright.targets.cpu.target import VARIANTS, cpu_target
 from tilewright.targets.cpu.toolchain import CppToolchain
 from tilewright.targets.sm90.target import sm90_target
@@ -22,6 +24,7 @@ def _cpp(target: Target, cxx: str | None) -> Toolchain:
 
 TARGETS: Mapping[str, tuple[Callable[[str | None], Target], MakeToolchain]] = {
     "cpu": (cpu_target, _cpp),
+    "ascend950": (ascend950_target, ascend950_toolchain),
     "sm90": (sm90_target, sm90_toolchain),
     "sm100": (sm100_target, sm100_toolchain),
 }

@@ -1,0 +1,117 @@
+"""Emitter for AscendC written directly: row programs and attention, on the vector cores.
+
+The Ascend dialect of TileLang is the other way (tilelang_ascend.py). Row programs are here because
+its layout inference refuses a row sum that is read back by elements ("no available layout found"),
+and because a fixed tree of lanes, paged stores and rows chosen by an index have no form in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewright.codegen.emit.ascendc_host import Launch, entry, extent
+from tilewright.codegen.emit.ascendc_rows import SIZES, THREADS, AscendRows
+from tilewright.codegen.emit.cpp import environment, row_extent
+from tilewright.codegen.emit.cpp_types import storage
+from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.source import KernelSource
+from tilewright.codegen.spec import KernelSpec
+from tilewright.codegen.target import KernelTemplate
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import Dim, to_json
+from tilewright.graph.ops import Kind, op_def
+
+
+def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
+    """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
+    from tilewright.codegen.emit.ascendc_attend import attend
+
+    build = {"row": _row, "attend": attend}[spec.kind]
+    devices, launches = build(spec)
+    return KernelSource(spec.symbol, "ascendc", kernel_text(spec, devices, launches))
+
+
+def kernel_text(spec: KernelSpec, devices: Sequence[str], launches: Sequence[Launch]) -> str:
+    """Return a whole source: device kernels, then the host side."""
+    host = '#include "tw_ascend_host.h"\n' + entry(spec, launches, blocks=spec.schedule.values["cores"])
+    template = environment().get_template("ascendc/kernel.asc.j2")
+    return template.render(devices=devices, host=host)
+
+
+def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
+    body = spec.body
+    rows = row_extent(body)
+    sinks = {value: value for _, value in body.outputs}
+    name = f"k_{spec.symbol}"
+    text, tensors = row_program(
+        name, body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes
+    )
+    pointers = [f"({ctype}*){tensor}->data" for ctype, tensor in tensors]
+    call = f"{name}({', '.join([*pointers, f'(int32_t)({extent(to_json(rows))})'])})"
+    return [text], [Launch(name, "vector", call)]
+
+
+def row_program(
+    name: str,
+    body: Graph,
+    nodes: Sequence[str],
+    rows: Dim,
+    sinks: Mapping[str, str],
+    lanes: int,
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text of a row kernel, and its pointer parameters as (type, tensor)."""
+    program = AscendRows(body, nodes, rows, sinks, lanes)
+    layout, regions = program.layout, program.regions
+    found: dict[str, str] = {}
+    shared, copies = [], []
+    for copy in program.copies.values():
+        region = regions[copy.region]
+        found[copy.tensor] = region.ctype
+        place = layout.offsets[copy.region]
+        if copy.how == "shared":
+            shared.append((place, copy.tensor, copy.row_bytes))
+            continue
+        limit = ""
+        if copy.index:
+            found[copy.index] = "int32_t"
+            extent_ = body.type_of(copy.tensor).shape[0]
+            limit = str(constant(extent_)) if copy.tensor in body.weight else ""
+        copies.append(
+            (copy.how, copy.tensor, place, copy.row_bytes, region.row_bytes, copy.index, limit)
+        )
+    stores, appends = [], []
+    for node_name, tensor in sinks.items():
+        region = regions[f"o_{node_name}"]
+        found[tensor] = region.ctype
+        stores.append((tensor, layout.offsets[f"o_{node_name}"], region.width, region.row_bytes))
+    for node in (body.node[n] for n in nodes if op_def(body.node[n].op).kind is Kind.STORE):
+        appends.append(_append(body, node, program))
+        found[node.inputs[0]] = regions[f"o_{node.name}"].ctype
+        found[node.inputs[2]] = "int32_t"
+    tensors = [(ctype, tensor) for tensor, ctype in found.items()]
+    text = environment().get_template("ascendc/row.asc.j2").render(
+        name=name,
+        threads=THREADS,
+        pointers=tensors,
+        regions=[(r.ctype, r.name, layout.offsets[r.name], r.staged) for r in regions.values()],
+        statements="\n".join("  " + line for line in program.function),
+        stage_bytes=layout.stage_bytes,
+        stages=layout.stages,
+        tile_rows=layout.rows,
+        shared=shared,
+        copies=copies,
+        stores=stores,
+        appends=appends,
+    )  # fmt: skip
+    return text, tensors
+
+
+def _append(body: Graph, node: Node, program: AscendRows) -> tuple[Any, ...]:
+    cache, x, slots = node.inputs
+    _, heads, block_size, width = (d for d in body.type_of(cache).shape)
+    region = program.regions[f"o_{node.name}"]
+    size = SIZES[storage(body.type_of(x).dtype).ctype]
+    offset = program.layout.offsets[region.name]
+    row = region.row_bytes
+    return cache, slots, offset, row, constant(heads), constant(width) * size, constant(block_size)

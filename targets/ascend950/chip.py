@@ -1,0 +1,79 @@
+"""Numbers of the Ascend 950, per core and cycle, and the cycles they imply. Sources: docs/ascend950.md.
+
+What uses them is checked on a functional model, never run on an NPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CLOCK_HZ = 1.65e9
+UB_BYTES = 253952
+UB_BYTES_WITH_SIMT = 221184
+L1_BYTES = 524288
+L0_BYTES = 65536
+L0C_BYTES = 262144
+GM_RATE = 31.0  # bytes a cycle and core from memory
+L0_RATE = 256.0
+L0C_TO_UB_RATE = 256.0  # both vector cores together
+VECTOR_RATE = 256.0
+TRANSFER_CYCLES = 41.0  # 25 ns to start one
+MATRIX_START = 60.0
+FRACTAL = 16
+BF16_K = 16  # of K that one cycle takes, for 16 x 16 results
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of a contraction: rows, columns, step of K."""
+
+    bm: int
+    bn: int
+    bk: int
+
+    def fits(self, anchors: int) -> bool:
+        """Say whether two stages of the operands, and `anchors` accumulators, fit their
+        memories."""
+        operands = 2 * (self.bm + anchors * self.bn) * self.bk * 2
+        halves = self.bm // 2 * self.bn * 4 * (2 * anchors + 2)
+        return (
+            operands <= L1_BYTES
+            and max(self.bm, self.bn) * min(self.bk, 128) * 4 <= L0_BYTES
+            and anchors * self.bm * self.bn * 4 <= L0C_BYTES
+            and halves <= UB_BYTES_WITH_SIMT
+        )
+
+
+def contract_cycles(tile: Tile, *, rows: int, n: int, k: int, anchors: int, cores: int) -> float:
+    """Return modelled cycles of [rows, k] times [n, k]^T: the slower of loading and computing for
+    each step, then the epilogue, for the core with most tiles."""
+    tiles = -(-rows // tile.bm) * -(-n // tile.bn)
+    steps = -(-k // tile.bk)
+    load = 2 * TRANSFER_CYCLES + (tile.bm + anchors * tile.bn) * tile.bk * 2 / GM_RATE
+    fractals = tile.bm / FRACTAL * tile.bn / FRACTAL * tile.bk / BF16_K
+    compute = anchors * (fractals + MATRIX_START)
+    result = tile.bm * tile.bn * 4
+    epilogue = result * anchors / L0C_TO_UB_RATE + 2 * result / GM_RATE / 2
+    return -(-tiles // cores) * (steps * max(load, compute) + epilogue)
+
+
+def best_tile(*, n: int, k: int, anchors: int, cores: int) -> Tile:
+    """Return the tile for one weight shape: fastest over a step of 16 and one of 512 rows, equally
+    weighted. It cannot depend on the batch: on a chip nobody has run, tiles may decide bits."""
+    candidates = [
+        Tile(bm, bn, bk)
+        for bm in (32, 64, 128)
+        for bn in (32, 64, 128)
+        for bk in (64, 128, 256)
+        if Tile(bm, bn, bk).fits(anchors)
+    ]
+
+    def cost(tile: Tile) -> tuple[float, int, int, int]:
+        few, many = (
+            contract_cycles(tile, rows=rows, n=n, k=k, anchors=anchors, cores=cores)
+            for rows in (16, 512)
+        )
+        ragged = (n % tile.bn != 0) + (k % tile.bk != 0)
+        return few + many / 32, ragged, tile.bm, tile.bn
+
+    return min(candidates, key=cost)

@@ -1,0 +1,113 @@
+"""Kernel table of the Ascend 950: what its templates accept, their one schedule, their workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tilewright.codegen.spec import Numerics, Schedule
+from tilewright.codegen.target import KernelTemplate
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import evaluate, symbols_of
+from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.types import BlockFormat
+from tilewright.targets.ascend950.chip import best_tile
+
+_MATRICES = ("f32", "f16", "bf16", "q4_1", "q8_0", "q8_g16")
+
+
+def _anchors(body: Graph, kind: Kind) -> list[Node]:
+    return [n for n in body.nodes if op_def(n.op).kind is kind]
+
+
+def _accepts_row(body: Graph) -> str | None:
+    for kind in (Kind.CONTRACT, Kind.ATTEND, Kind.COMPOSITE):
+        if found := _anchors(body, kind):
+            return f"holds a {kind.value} node '{found[0].op}'"
+    for node in body.nodes:
+        if node.op in ("top_k_indices", "top_k_values"):
+            return f"{node.op} has no AscendC form yet"
+    return None
+
+
+def _accepts_contract(body: Graph) -> str | None:
+    for node in _anchors(body, Kind.CONTRACT):
+        x, w = (body.type_of(i) for i in node.inputs)
+        if x.rank != 2:
+            return f"activation has rank {x.rank}, want 2"
+        if str(x.dtype) != "bf16":
+            return f"activation is {x.dtype}, want bf16 (compile with --dtype bfloat16)"
+        if node.inputs[1] not in body.weight:
+            return "second operand is computed, want a weight"
+        if symbols_of(w.shape):
+            return f"weight extents are symbolic: {w}"
+        name = w.dtype.name
+        if name not in _MATRICES:
+            return f"weight format {w.dtype} cannot be dequantised to bf16"
+        if isinstance(w.dtype, BlockFormat) and int(w.shape[1]) % w.dtype.block[1]:
+            return f"k = {w.shape[1]} is no multiple of the group of {w.dtype.block[1]}"
+    return None
+
+
+def _accepts_attend(body: Graph) -> str | None:
+    (node,) = _anchors(body, Kind.ATTEND)
+    cache = body.type_of(node.inputs[1])
+    if node.inputs[0] in body.node:
+        return "queries are computed in the kernel, want an operand"
+    if str(cache.dtype) not in ("f32", "bf16"):
+        return f"cache is {cache.dtype}, want f32 or bf16"
+    row_bytes = int(cache.shape[3]) * cache.dtype.bits // 8
+    if row_bytes % 32:
+        return f"an entry of the cache has {row_bytes} bytes, want a multiple of 32"
+    return None
+
+
+def _contract_schedules(cores: int) -> Callable[[Graph, Numerics, int], tuple[Schedule, ...]]:
+    """One schedule for a weight shape, whatever the rows: the first by the cost model."""
+
+    def schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+        anchors = _anchors(body, Kind.CONTRACT)
+        n, k = (int(d) for d in body.type_of(anchors[0].inputs[1]).shape)
+        tile = best_tile(n=n, k=k, anchors=len(anchors), cores=cores)
+        return (Schedule.of(bm=tile.bm, bn=tile.bn, bk=tile.bk, cores=cores),)
+
+    return schedules
+
+
+def _plain(cores: int) -> Callable[[Graph, Numerics, int], tuple[Schedule, ...]]:
+    def schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+        return (Schedule.of(cores=cores),)
+
+    return schedules
+
+
+def _contract_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    """Bytes of the activation that the prologue makes, if there is one."""
+    anchors = _anchors(body, Kind.CONTRACT)
+    value = anchors[0].inputs[0]
+    if value not in body.node:
+        return 64
+    rows = evaluate(anchors[0].type.shape[0], bounds)
+    return max(64, rows * int(body.type_of(value).shape[-1]) * 2)
+
+
+def _no_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    return 64
+
+
+def kernels(cores: int) -> tuple[KernelTemplate, ...]:
+    """Return the table for a part with so many cores."""
+    return (
+        KernelTemplate(
+            "contract", "contract", "tilelang_ascend/contract.py.j2", _accepts_contract,
+            _contract_schedules(cores), _contract_scratch,
+        ),
+        KernelTemplate(
+            "attend", "attend", "ascendc/attend.asc.j2", _accepts_attend, _plain(cores),
+            _no_scratch,
+        ),
+        KernelTemplate("row", "row", "ascendc/row.asc.j2", _accepts_row, _plain(cores), _no_scratch),
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+// The host side of an AscendC kernel. On the functional model (TW_MODEL) an exported TVM-FFI function
+// checks its arguments and launches; a build for the chip keeps the kernels only, whose launch
+// belongs to the program that has a stream.
+#pragma once
+#ifdef TW_MODEL
+#include <string.h>
+
+#include "tw_host.h"
+#include "tw_launch_kernel.h"
+
+static inline int64_t tw_bytes(const DLTensor* t) {
+  int64_t count = (t->dtype.bits * t->dtype.lanes + 7) / 8;
+  for (int32_t i = 0; i < t->ndim; ++i) count *= t->shape[i];
+  return count;
+}
+
+static inline tw::Tensor tw_gm(const char* name, const DLTensor* t, bool writable) {
+  return {name, (uintptr_t)t->data, (uint64_t)tw_bytes(t), writable};
+}
+
+// Raises what the model found as a ValueError of TVM-FFI.
+static inline int tw_raise(const char* text) {
+  TVMFFIByteArray kind = {"ValueError", 10}, message = {text, strlen(text)}, backtrace = {"", 0};
+  TVMFFIObjectHandle error = nullptr;
+  if (TVMFFIErrorCreate(&kind, &message, &backtrace, &error) != 0) return -1;
+  TVMFFIErrorSetRaised(error);
+  TVMFFIObjectDecRef(error);
+  return -1;
+}
+
+// Runs one kernel on all tensors of the entry; returns from it at a fault.
+#define TW_RUN(kernel, kind, blocks, call)                                                    \
+  {                                                                                           \
+    char text[4096];                                                                          \
+    int used = snprintf(text, sizeof text, "kernel '%s': ", #kernel);                          \
+    int failed = tw::launch(#kernel, kind, blocks, [&]() TW_HOST_CODE { call; }, tensors,       \
+                            (int)(sizeof tensors / sizeof tensors[0]), text + used,           \
+                            (int64_t)sizeof text - used);                                     \
+    if (failed) return tw_raise(text);                                                        \
+  }
+#endif
