@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilewright.graph.errors import LowerError
 
 _UNORDERED = "an atomic has no fixed order of accumulation"
+_ARGUMENTS_ALONE = "a kernel depends on its arguments alone"
 _C_LIBRARY = r"(?<![\w:.])(?:std::)?(expf?|logf?|tanhf?|erff?|sinf?|cosf?|powf?)\s*\("
 FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cpp": (
@@ -53,14 +54,17 @@ FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"\basc_set_atomic_(?!none)\w+|\basc_atomic_\w+|\bSetAtomic\w*", _UNORDERED),
         (r"std\s*::\s*atomic|\batomic_\w+|__atomic_\w+|__sync_\w+", _UNORDERED),
         (r"\basc_reduce_add\s*\(", "the order of the hardware's sum is not documented"),
-        (r"\b(rand|srand|time|clock|asc_get_system_\w+)\s*\(", "a kernel depends on its arguments alone"),
+        (r"\b(rand|srand|time|clock)\s*\(|\basc_get_system_\w+", _ARGUMENTS_ALONE),
         (_C_LIBRARY, "its bits are the compiler's: use the functions of tw_ascend_math.h"),
         (r"fast[-_]math|associative[-_]math|FP_CONTRACT\s+ON", "the compiler may reorder sums"),
     ),
     "tilelang_ascend": (
         (r"\batomic_\w+|\bset_atomic\w*", _UNORDERED),
-        (r"\bT\s*\.\s*(reduce_\w+|cumsum|finalize_reducer|alloc_reducer)\b", "its order is the compiler's"),
-        (r"\bT\s*\.\s*(rng_\w+|Philox|philox)\b", "a kernel depends on its arguments alone"),
+        (
+            r"\bT\s*\.\s*(reduce_\w+|cumsum|finalize_reducer|alloc_reducer)\b",
+            "its order is the compiler's",
+        ),
+        (r"\bT\s*\.\s*(rng_\w+|Philox|philox)\b", _ARGUMENTS_ALONE),
         (
             r"\bT\s*\.\s*(exp2?|log2?|sin|cos|tanh|erf|rsqrt|sigmoid)\s*\(",
             "its bits are the compiler's: use the functions of tw_ascend_math.h",

@@ -34,7 +34,8 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
 
 def kernel_text(spec: KernelSpec, devices: Sequence[str], launches: Sequence[Launch]) -> str:
     """Return a whole source: device kernels, then the host side."""
-    host = '#include "tw_ascend_host.h"\n' + entry(spec, launches, blocks=spec.schedule.values["cores"])
+    body = entry(spec, launches, blocks=spec.schedule.values["cores"])
+    host = f'#include "tw_ascend_host.h"\n{body}'
     template = environment().get_template("ascendc/kernel.asc.j2")
     return template.render(devices=devices, host=host)
 

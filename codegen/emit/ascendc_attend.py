@@ -47,7 +47,9 @@ def attend(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
         epilogue=_epilogue(body, anchor, out), offsets=_offsets(spec, sizes, types),
         **named, **sizes, **types,
     )  # fmt: skip
-    tokens, stride = (extent(to_json(d)) for d in (anchor.type.shape[0], body.type_of(tables).shape[1]))
+    tokens, stride = (
+        extent(to_json(d)) for d in (anchor.type.shape[0], body.type_of(tables).shape[1])
+    )
     given = [f"({ctype}*){tensor}->data" for ctype, tensor in pointers]
     call = f"{name}({', '.join([*given, f'(int32_t)({tokens})', f'(int32_t)({stride})'])})"
     return [text], [Launch(name, "vector", call)]

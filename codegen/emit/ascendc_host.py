@@ -52,7 +52,11 @@ def entry(spec: KernelSpec, launches: Sequence[Launch], *, blocks: int) -> str:
     body, names, ints = spec.body, argument_names(spec.body), int_names(spec.body)
     scratch = needs_scratch(spec.kind)
     first = len(names) + scratch
-    lines = ["#ifdef TW_MODEL", f"TW_KERNEL({spec.symbol}) {{", f"  TW_ARGUMENTS({first + len(ints)});"]
+    lines = [
+        "#ifdef TW_MODEL",
+        f"TW_KERNEL({spec.symbol}) {{",
+        f"  TW_ARGUMENTS({first + len(ints)});",
+    ]
     for place, decl in enumerate(body.dims, start=first):
         lines.append(f"  TW_INT({decl.name}, {place}, {decl.lower}, {decl.upper});")
     written = {value for _, value in body.outputs} | {s for s, _ in body.state_outputs}

@@ -99,7 +99,9 @@ class AscendRows:
     def _array_type(self, name: str) -> str:
         return "int32_t" if self.inside[name].type.dtype.name == "i32" else "float"
 
-    def _region(self, name: str, ctype: str, width: int, *, staged: bool, shared: bool = False) -> str:
+    def _region(
+        self, name: str, ctype: str, width: int, *, staged: bool, shared: bool = False
+    ) -> str:
         self.regions.setdefault(name, Region(name, ctype, width, staged, shared))
         return name
 
@@ -255,18 +257,19 @@ class AscendRows:
             return self._embedding(node)
         if node.op == "argmax":
             return self._argmax(node)
-        raise LowerError(f"{node.op} '{node.name}': has no AscendC form yet: have embedding, argmax")
+        raise LowerError(f"{node.op} '{node.name}': has no AscendC form: have embedding, argmax")
 
     def _embedding(self, node: Node) -> list[str]:
         """The row of the table that the id names; NaN for an id outside."""
         ids, table = node.inputs
         rows, width = (constant(d) for d in self.body.type_of(table).shape)
         self._region(f"g_{table}", "uint16_t", 2 * width, staged=True)
-        self.copies.setdefault((table, "indexed"), Copy("indexed", table, f"g_{table}", 2 * width, ids))
+        copy = Copy("indexed", table, f"g_{table}", 2 * width, ids)
+        self.copies.setdefault((table, "indexed"), copy)
         self._operand(ids, (), rowwise=True, chosen="")
         lines = [
             f"const int32_t id = {self._at(f'x_{ids}', '0')};",
-            f"float value = __builtin_nanf(\"\");",
+            'float value = __builtin_nanf("");',
             f"if (id >= 0 && id < {rows}) value = tw_bf16_to_f32({self._at(f'g_{table}', 'j')});",
         ]
         if node.name in self.plan.arrays:
@@ -311,7 +314,7 @@ def _spread(shape: tuple[int, ...], inner: list[str], *, warps: bool = False) ->
     first = f"threadIdx.x / {WARP}" if warps else "threadIdx.x"
     step = THREADS // WARP if warps else THREADS
     lines = [f"for (int32_t e = {first}; e < rows * {count}; e += {step}) {{"]
-    lines.append(f"  const int32_t row = e / {count};" if count != 1 else "  const int32_t row = e;")
+    lines.append(f"  const int32_t row = e{f' / {count}' if count != 1 else ''};")
     if warps:
         lines.append(f"  const int32_t lane = threadIdx.x % {WARP};")
     stride = 1

@@ -83,7 +83,10 @@ def _arguments(
 ) -> dict[str, str]:
     """C++ text of each parameter of a printed kernel, which may reorder them."""
     source = "workspace" if activation == "activation" else activation
-    found = {activation: f"(bfloat16_t*){source}->data", "rows": f"(int32_t)({extent(to_json(rows))})"}
+    found = {
+        activation: f"(bfloat16_t*){source}->data",
+        "rows": f"(int32_t)({extent(to_json(rows))})",
+    }
     for weight in kernel["weights"]:
         found[weight] = f"(bfloat16_t*){weight}->data"
     for tensor in (*kernel["operands"], *kernel["outputs"]):
@@ -137,7 +140,9 @@ def _elementwise(
         raise LowerError(f"{node.op} '{node.name}': is no epilogue: want an elementwise op")
     names = {}
     for place, value in enumerate(node.inputs):
-        names[f"operand{place}"] = known.get(value) or _operand(body, value, operands, rows, n, node)
+        names[f"operand{place}"] = known.get(value) or _operand(
+            body, value, operands, rows, n, node
+        )
     return print_scalar(definition.scalar(node.attr, *map(Var, names)), names, LANGUAGE)
 
 

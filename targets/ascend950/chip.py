@@ -1,6 +1,6 @@
-"""Numbers of the Ascend 950, per core and cycle, and the cycles they imply. Sources: docs/ascend950.md.
+"""Numbers of the Ascend 950, per core and cycle, and the cycles they imply.
 
-What uses them is checked on a functional model, never run on an NPU.
+Sources: docs/ascend950.md. What uses them is checked on a functional model, never run on an NPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernel table of the Ascend 950: what its templates accept, their one schedule, their workspace."""
+"""Kernel table of the Ascend 950: what templates accept, their one schedule, their workspace."""
 
 from __future__ import annotations
 
@@ -109,5 +109,7 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
             "attend", "attend", "ascendc/attend.asc.j2", _accepts_attend, _plain(cores),
             _no_scratch,
         ),
-        KernelTemplate("row", "row", "ascendc/row.asc.j2", _accepts_row, _plain(cores), _no_scratch),
+        KernelTemplate(
+            "row", "row", "ascendc/row.asc.j2", _accepts_row, _plain(cores), _no_scratch
+        ),
     )  # fmt: skip

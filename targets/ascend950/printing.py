@@ -1,7 +1,7 @@
 """A process that prints AscendC from modules in TileLang's Ascend dialect, one request a line.
 
-Run as `python -m tilewright.targets.ascend950.printing`: TileLang is heavy and compiles in C++, so it
-stays out of the process that asks.
+Run as `python -m tilewright.targets.ascend950.printing`: TileLang is heavy, so it stays out of the
+process that asks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def print_kernels(path: str) -> dict[str, Any]:
         function = make()
         text = _lowered(function)
         found = _SIGNATURE.search(text)
-        assert found is not None and _MIX.search(found.group(0)), "the kernel uses both kinds of core"
+        assert found is not None and _MIX.search(found.group(0)), "want both kinds of core"
         order = [re.findall(r"\w+", p)[-1] for p in found.group(3).split(",")]
         name = function.attrs["global_symbol"]
         given = module.ARGUMENTS[str(name)]

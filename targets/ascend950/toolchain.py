@@ -131,7 +131,8 @@ class AscendToolchain:
 
     def ascendc(self, text: str) -> str:
         """Print a module, or find it among those printed before."""
-        facts = repr((text, version("tilelang"), Path(__file__).with_name("printing.py").read_text()))
+        printing = Path(__file__).with_name("printing.py").read_text()
+        facts = repr((text, version("tilelang"), printing))
         path = self._folder / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.asc"
         with self._lock:
             if not path.exists():
@@ -174,7 +175,8 @@ class AscendToolchain:
     def _model_includes(self) -> list[str]:
         import tvm_ffi.libinfo
 
-        folders = (MODEL, tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())
+        found = tvm_ffi.libinfo
+        folders = (MODEL, found.find_include_path(), found.find_dlpack_include_path())
         return [f"-I{path}" for path in folders]
 
     def _compile_host(self, source: Path, output: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from support.ascend import Array
 
 TEXTS = {
@@ -41,7 +42,8 @@ def case(kernel: str, rng: np.random.Generator) -> Case:
             x, w = floats(5, 256), floats(256)
             return Case([x, w, np.full_like(x, np.nan)], 5, 2, 2 * x + w)
         case "cube":
-            a, b = ((v.view(np.uint32) >> 16).astype(np.uint16) for v in (floats(64, 192), floats(32, 192)))
+            given = floats(64, 192), floats(32, 192)
+            a, b = ((v.view(np.uint32) >> 16).astype(np.uint16) for v in given)
             want = np.maximum(as_f32(a) @ as_f32(b).T, 0)
             return Case([a, b, np.full((64, 32), np.nan, np.float32)], 3, 1, want)
         case _:

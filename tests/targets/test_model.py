@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from support.ascend import Variants
 from support.ascend_kernels import TEXTS, case
 
@@ -24,36 +25,78 @@ def edited(kernel: str, *edits: tuple[str, str]) -> str:
 
 
 DOUBLED = "  asc_sync_notify(PIPE_V, PIPE_MTE3, EVENT_ID0);"
+W_COPY = "  asc_copy_gm2ub_align(w_ub, w, 1, 1024, 0, 0, false, 0, 1024, 1024);\n"
+ARRIVED = "    asc_sync_intra_arrive(PIPE_FIX, 1);\n"
 FINISHED = "    asc_set_l0c_copy_nz_para(1, 0, 0);\n"
 # name -> kernel, kind of report, edits
 FAULTS: Mapping[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
     "ub_overflow": ("stream", "overflow", (("float*)3072", "float*)253440"),)),
     "simt_overflow": ("stream", "overflow", (("float*)3072", "float*)240000"),)),
-    "l0a_overflow": ("cube", "overflow", (("l12l0a(a_l0 + slot * 4096", "l12l0a(a_l0 + slot * 32768"),)),
-    "misaligned_ub": ("stream", "misaligned", (("x_ub + slot * 256, x", "x_ub + slot * 256 + 1, x"),)),
+    "l0a_overflow": (
+        "cube",
+        "overflow",
+        (("l12l0a(a_l0 + slot * 4096", "l12l0a(a_l0 + slot * 32768"),),
+    ),
+    "misaligned_ub": (
+        "stream",
+        "misaligned",
+        (("x_ub + slot * 256, x", "x_ub + slot * 256 + 1, x"),),
+    ),
     "misaligned_l0c": ("cube", "misaligned", (("asc_mmad(c_l0,", "asc_mmad(c_l0 + 64,"),)),
     "row_out_of_bounds": ("stream", "out of bounds", (("x + t * 256", "x + (t + 1) * 256"),)),
     "input_written": ("stream", "out of bounds", (("ub2gm_align(y", "ub2gm_align(x"),)),
-    "uninitialised_read": ("stream", "uninitialised read", (("  asc_copy_gm2ub_align(w_ub, w, 1, 1024, 0, 0, false, 0, 1024, 1024);\n", "\n"),)),
-    "missing_wait": ("reduce", "race", (("  asc_sync_wait(PIPE_MTE2, PIPE_V, EVENT_ID0);\n", "\n"),)),
-    "missing_notify": ("reduce", "deadlock", (("  asc_sync_notify(PIPE_MTE2, PIPE_V, EVENT_ID0);\n", "\n"),)),
+    "uninitialised_read": ("stream", "uninitialised read", ((W_COPY, "\n"),)),
+    "missing_wait": (
+        "reduce",
+        "race",
+        (("  asc_sync_wait(PIPE_MTE2, PIPE_V, EVENT_ID0);\n", "\n"),),
+    ),
+    "missing_notify": (
+        "reduce",
+        "deadlock",
+        (("  asc_sync_notify(PIPE_MTE2, PIPE_V, EVENT_ID0);\n", "\n"),),
+    ),
     "doubled_notify": ("reduce", "pairing", ((DOUBLED + "\n", DOUBLED + DOUBLED + "\n"),)),
-    "aliased_double_buffer": ("stream", "race", (("w_ub, y_ub + slot * 256", "w_ub, y_ub"), ("y_ub + slot * 256, 1", "y_ub, 1"))),
+    "aliased_double_buffer": (
+        "stream",
+        "race",
+        (("w_ub, y_ub + slot * 256", "w_ub, y_ub"), ("y_ub + slot * 256, 1", "y_ub, 1")),
+    ),
     "arrival_of_wrong_core": ("cube", "deadlock", (("(PIPE_FIX, 17)", "(PIPE_FIX, 1)"),)),
     "arrival_of_wrong_pipe": ("cube", "race", (("(PIPE_FIX, 17)", "(PIPE_M, 17)"),)),
-    "arrival_too_much": ("cube", "pairing", (("    asc_sync_intra_arrive(PIPE_FIX, 1);\n", "    asc_sync_intra_arrive(PIPE_FIX, 1); asc_sync_intra_arrive(PIPE_FIX, 1);\n"),)),
-    "l1_to_gm": ("cube", "illegal path", ((FINISHED, FINISHED + "    asc_copy_l12gm(y, a_l1, 1);\n"),)),
-    "gm_to_l0a": ("cube", "illegal path", ((FINISHED, FINISHED + "    asc_copy_gm2l0a(a_l0, a);\n"),)),
+    "arrival_too_much": ("cube", "pairing", ((ARRIVED, ARRIVED.rstrip("\n") + ARRIVED),)),
+    "l1_to_gm": (
+        "cube",
+        "illegal path",
+        ((FINISHED, FINISHED + "    asc_copy_l12gm(y, a_l1, 1);\n"),),
+    ),
+    "gm_to_l0a": (
+        "cube",
+        "illegal path",
+        ((FINISHED, FINISHED + "    asc_copy_gm2l0a(a_l0, a);\n"),),
+    ),
     "int4": ("cube", "illegal path", ((FINISHED, FINISHED + "    asc_mmad_s4(c_l0);\n"),)),
     "sparsity": ("cube", "illegal path", ((FINISHED, FINISHED + "    asc_mmad_sparse(c_l0);\n"),)),
-    "pipe_of_another_core": ("cube", "illegal path", ((FINISHED, FINISHED + "    asc_sync_pipe(PIPE_MTE3);\n"),)),
+    "pipe_of_another_core": (
+        "cube",
+        "illegal path",
+        ((FINISHED, FINISHED + "    asc_sync_pipe(PIPE_MTE3);\n"),),
+    ),
     "burst_count": ("cube", "field out of range", (("y_ub, 32, 128, 0", "y_ub, 5000, 128, 0"),)),
-    "event_id": ("stream", "field out of range", (("notify(PIPE_MTE3, PIPE_V, slot)", "notify(PIPE_MTE3, PIPE_V, slot + 8)"),)),
+    "event_id": (
+        "stream",
+        "field out of range",
+        (("notify(PIPE_MTE3, PIPE_V, slot)", "notify(PIPE_MTE3, PIPE_V, slot + 8)"),),
+    ),
     "mutex_held_twice": ("cube", "pairing", (("      asc_unlock(PIPE_MTE1, slot);\n", "\n"),)),
     "missing_barrier": ("reduce", "race", (("  asc_syncthreads();\n", "\n"),)),
-    "divergent_barrier": ("reduce", "divergence", (("  asc_syncthreads();\n", "  if (lane) asc_syncthreads();\n"),)),
+    "divergent_barrier": (
+        "reduce",
+        "divergence",
+        (("  asc_syncthreads();\n", "  if (lane) asc_syncthreads();\n"),),
+    ),
     "blocks_meet_in_gm": ("stream", "race", (("y + t * 256", "y"),)),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from support.ascend import Variants
 from support.ascend_kernels import TEXTS, case
 
@@ -31,7 +32,8 @@ def mutants(text: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines):
         for name, changed in _changes(line):
             if changed != line:
-                yield f"{number + 1} {name}", "".join([*lines[:number], changed, *lines[number + 1 :]])
+                whole = [*lines[:number], changed, *lines[number + 1 :]]
+                yield f"{number + 1} {name}", "".join(whole)
 
 
 def _changes(line: str) -> Iterator[tuple[str, str]]:
@@ -40,7 +42,8 @@ def _changes(line: str) -> Iterator[tuple[str, str]]:
         yield f"drops {line.strip()}", "\n"
         yield f"redirects {line.strip()}", _redirected(line)
     if re.match(r"\s*asc_(copy|mmad|vf_call)", line):
-        yield f"shifts {line.strip()}", re.sub(r"(\b\w+_(?:ub|l1|l0)\b)", r"(\1 + 16)", line, count=1)
+        shifted = re.sub(r"(\b\w+_(?:ub|l1|l0)\b)", r"(\1 + 16)", line, count=1)
+        yield f"shifts {line.strip()}", shifted
     buffer = re.match(r"(.*\*\))(\d+);", line)
     if buffer and int(buffer.group(2)):
         yield f"moves {line.strip()}", f"{buffer.group(1)}{int(buffer.group(2)) // 64 * 32};\n"

@@ -27,6 +27,7 @@ def compile_model(
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     jobs: options.Jobs = None,
+    simulate: options.Simulate = False,
     as_json: options.Json = False,
 ) -> None:
     """Compile a model into an artifact: kernels, weights, plan and tokenizer in one directory."""
@@ -34,8 +35,9 @@ def compile_model(
     from tilewright.tools.progress import StageBars
 
     start = time.perf_counter()
+    chosen = options.simulated(target) if simulate else target
     asked = Asked(
-        model=model, target=target, mode=mode.value, dtype=dtype.value, max_context=max_context,
+        model=model, target=chosen, mode=mode.value, dtype=dtype.value, max_context=max_context,
         max_tokens_per_step=max_tokens_per_step, jobs=jobs,
     )  # fmt: skip
     with StageBars(visible=not as_json) as bars:

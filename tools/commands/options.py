@@ -43,9 +43,20 @@ def bias_of(text: str) -> tuple[int, float]:
         raise typer.BadParameter(f"got {text!r}, want ID:VALUE such as 42:-1.5") from None
 
 
+def simulated(target: str) -> str:
+    """Return the name of a target's functional model; raise typer.BadParameter for one without."""
+    base, _, variant = target.partition(":")
+    if base != "ascend950":
+        raise typer.BadParameter(f"--simulate: got target {target!r}, want ascend950")
+    return f"{base}:{variant.removesuffix('+model')}+model"
+
+
 Model = Annotated[str, typer.Argument(help="Directory, GGUF file, or a packaged name.")]
 Artifact = Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")]
 TargetName = Annotated[str, typer.Option("--target", help="cpu, or a variant: cpu:x86-64-v4.")]
+Simulate = Annotated[
+    bool, typer.Option("--simulate", help="ascend950: build for the functional model, on the CPU.")
+]
 ModeName = Annotated[Mode, typer.Option("--mode", help="fast may give bits that batches change.")]
 DtypeName = Annotated[Dtype, typer.Option("--dtype", help="Of activations and cache.")]
 MaxContext = Annotated[
