@@ -81,13 +81,16 @@ def _end(process: subprocess.Popen[str]) -> None:
 class AscendToolchain:
     """Builds for one part. `cxx` names the C++ compiler for the model, else the first found."""
 
-    def __init__(self, target: Target, *, cxx: str | None = None) -> None:
+    def __init__(
+        self, target: Target, *, cxx: str | None = None, folder: Path | None = None
+    ) -> None:
+        """`folder` keeps what was printed, by content; by default it lies in the kernel cache."""
         self.target = target
         self.simulated = target.variant.endswith(MODEL_SUFFIX)
         self._named = cxx
         self._printer: PrintProcess | None = None
         self._lock = threading.Lock()
-        self._folder = Flags.from_environment().cache.expanduser() / "ascendc"
+        self._folder = folder or Flags.from_environment().cache.expanduser() / "ascendc"
 
     @cached_property
     def compiler(self) -> str:
