@@ -23,8 +23,8 @@ SETTINGS = CompileConfig(
     max_context=64, max_tokens_per_step=40, max_requests=8, block_size=8, dtype="bfloat16"
 )
 TARGET = ascend950_target("950-4+model")
-# bf16 products are exact in fp32, so what is left is the order of sums, and one rounding to bf16.
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2.0**-8, "int32": 0.0}
+# bf16 products are exact in fp32: what is left is the order of sums, angles, one rounding to bf16.
+TOLERANCE = {"float32": 3e-4, "bfloat16": 2.0**-8, "int32": 0.0}
 KERNELS = (
     "embedding",
     "sin",
@@ -51,7 +51,7 @@ def dims(tokens: int, requests: int, blocks: int, rows: int) -> dict[str, int]:
         "tokens": tokens,
         "requests": requests,
         "request_blocks": blocks,
-        "cache_blocks": requests * blocks + 3,
+        "cache_blocks": requests * blocks + 5,
         "logit_rows": rows,
     }
 
@@ -111,4 +111,4 @@ def _one(extents: dict[str, int] | object) -> dict[str, int]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
