@@ -16,13 +16,16 @@ def inspect_command(
         Optional[str],
         typer.Option(
             help="model, fused, plan, kernels, numerics, memory, coverage or manifest; "
-            "default: a summary."
+            "pipes: runs a step on the Ascend model; default: a summary."
         ),
     ] = None,
     kernel: Annotated[
         Optional[str], typer.Option(help="Print the source of a kernel, group or node.")
     ] = None,
     html: Annotated[Optional[Path], typer.Option(help="Write one self-contained page.")] = None,
+    trace: Annotated[
+        Optional[Path], typer.Option(help="With --stage pipes: write a timeline for Perfetto.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the stage as JSON.")] = False,
 ) -> None:
     """Show what an artifact holds. Needs neither its target nor a compiler."""
@@ -32,6 +35,14 @@ def inspect_command(
 
     if kernel is not None and (stage is not None or as_json):
         raise RequestError("inspect 'kernel': prints a source: want no --stage or --json beside it")
+    if trace is not None and stage != "pipes":
+        raise RequestError("inspect 'trace': is of the Ascend model: want --stage pipes beside it")
+    if stage == "pipes":
+        from tilewright.tools.ascend_facts import pipe_facts, pipe_lines
+
+        facts = pipe_facts(artifact, trace=trace)
+        print(json.dumps(facts) if as_json else "\n".join(pipe_lines(facts)))
+        return
     opened = ArtifactText(artifact)
     if html is not None:
         from tilewright.tools.inspect_html import page

@@ -1,0 +1,146 @@
+"""Artifacts for the Ascend 950: on the functional model they run as any other, with the CPU's
+tokens; for the chip they hold sources, and say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.tiny import Tiny, build, step_inputs, tiny, zero_states
+from tilewright import runtime
+from tilewright.codegen.compile import CompileJob, compile_graph
+from tilewright.codegen.config import CompileConfig
+from tilewright.codegen.flags import Flags
+from tilewright.codegen.plan import first_candidate
+from tilewright.graph import reference
+from tilewright.runtime.artifact_files import read_manifest
+from tilewright.runtime.devices.ascend950_model import Ascend950Model
+from tilewright.targets.ascend950.target import ascend950_target
+from tilewright.targets.ascend950.toolchain import SOURCES_ONLY, AscendToolchain
+
+pytestmark = pytest.mark.cpu
+SETTINGS = CompileConfig(
+    max_context=64, max_tokens_per_step=40, max_requests=8, block_size=8, dtype="bfloat16"
+)
+PROMPTS = ([5, 1, 66, 0, 33, 7, 2], [9, 9, 3])
+GREEDY = runtime.SamplingParams(max_tokens=4, temperature=0.0)
+MARGIN = 0.05  # below it, two correct roundings may choose differently
+
+
+def compile_for(variant: str, model: Tiny, output: Path, cache: Path) -> None:
+    target = ascend950_target(variant)
+    toolchain = AscendToolchain(target, folder=cache / "ascendc")
+    job = CompileJob(
+        model.graph, model.record(), model.weights, target, toolchain, model.settings,
+        first_candidate(target), Flags(cache=cache), jobs=2,
+    )  # fmt: skip
+    compile_graph(job, output, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def model() -> Tiny:
+    return tiny("bf16", settings=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def artifact(model: Tiny, kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ascend") / "tiny"
+    compile_for("950-4+model", model, path, kernel_cache)
+    return path
+
+
+def test_logits_are_those_of_the_reference(model: Tiny, artifact: Path) -> None:
+    tokens = PROMPTS[0]
+    with runtime.load(artifact) as engine:
+        logits = engine.logits(tokens)
+    inputs, _ = step_inputs(tokens, block_size=SETTINGS.block_size)
+    expected = reference.run(
+        model.graph,
+        {name: torch.from_numpy(array) for name, array in inputs.items()},
+        states=zero_states(model.graph, 4),
+        weights=model.weights.tensors(),
+        precision=reference.HONOUR_CASTS,
+    ).outputs["logits"]
+    np.testing.assert_allclose(logits, expected.numpy(), atol=0.02)
+
+
+def test_greedy_tokens_are_those_of_the_cpu(
+    model: Tiny, artifact: Path, tmp_path: Path, kernel_cache: Path
+) -> None:
+    build(model, tmp_path / "cpu", kernel_cache)
+    with runtime.load(tmp_path / "cpu") as cpu, runtime.load(artifact) as ascend:
+        for prompt in PROMPTS:
+            (want,) = cpu.generate(prompt, GREEDY)
+            (got,) = ascend.generate(prompt, GREEDY)
+            for place, token in enumerate(want.token_ids):
+                if got.token_ids[place] != token:
+                    best = np.sort(cpu.logits([*prompt, *want.token_ids[:place]])[-1])
+                    assert best[-1] - best[-2] < MARGIN
+                    break
+
+
+def test_batch_does_not_change_bits(artifact: Path) -> None:
+    with runtime.load(artifact) as engine:
+        alone = [engine.logits(p) for p in PROMPTS]
+        together = engine.generate(list(PROMPTS), GREEDY)
+        apart = [engine.generate(p, GREEDY)[0] for p in PROMPTS]
+        assert [o.token_ids for o in together] == [o.token_ids for o in apart]
+        assert np.array_equal(engine.logits(PROMPTS[0]), alone[0])
+
+
+def test_manifest_and_printed_sources(artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    assert manifest.invariance == "unproven"
+    assert (manifest.target.name, manifest.target.variant) == ("ascend950", "950-4+model")
+    printed = [p for p in (artifact / "sources").glob("contract_*.asc")]
+    assert len(printed) == len(list((artifact / "sources").glob("contract_*.tl.py"))) > 0
+    assert all("asc_copy_gm2l1_nd2nz" in p.read_text() for p in printed)
+
+
+def test_facts_of_a_step(artifact: Path) -> None:
+    with runtime.load(artifact) as engine:
+        model = Ascend950Model(artifact / read_manifest(artifact).library)
+        model.configure(trace=True)
+        engine.logits(PROMPTS[0])
+        facts = {f["kernel"]: f for f in model.facts()}
+        events = model.trace()
+    matrix = next(f for name, f in facts.items() if f["busy"].get("AIC M"))
+    assert matrix["bytes"]["gm_to_l1"] > 0 and matrix["cycles"] >= max(matrix["busy"].values()) / 4
+    assert all(f["buffers"]["UB"][1] <= 221184 for f in facts.values())
+    assert '"ph":"X"' in events and '"AIC MTE2"' in events
+
+
+def test_a_fault_is_an_error_of_the_step(
+    model: Tiny, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that reads past its input is named, with the tensor and the line."""
+    printed = AscendToolchain.compile
+
+    def broken(self: AscendToolchain, source: Path, output: Path) -> None:
+        if source.name.startswith("row_"):
+            text = source.read_text().replace("num_rows - first : ", "num_rows - first + 1 : ")
+            source.write_text(text)
+        printed(self, source, output)
+
+    monkeypatch.setattr(AscendToolchain, "compile", broken)
+    compile_for("950-4+model", model, tmp_path / "broken", tmp_path / "cache")
+    with runtime.load(tmp_path / "broken") as engine:
+        with pytest.raises(RuntimeError, match="out of bounds: .* of tensor 'x0': want 0 to"):
+            engine.logits(PROMPTS[0])
+
+
+def test_without_cann_the_artifact_holds_sources_only(
+    model: Tiny, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AscendToolchain, "bisheng", None)
+    compile_for("950-4", replace(model), tmp_path / "chip", kernel_cache)
+    manifest = read_manifest(tmp_path / "chip")
+    assert (tmp_path / "chip" / manifest.library).read_text() == SOURCES_ONLY
+    assert manifest.target.compiler.endswith("sources only")
+    with pytest.raises(runtime.ArtifactError, match="target 'ascend950' cannot run here"):
+        runtime.load(tmp_path / "chip")

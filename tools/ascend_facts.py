@@ -1,0 +1,63 @@
+"""What a step of an artifact does on the Ascend model: cycles by pipe, bytes by path, memories.
+
+Cycles are modelled from the chip's numbers; nothing here was measured on an NPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.runtime.artifact_files import read_manifest
+from tilewright.runtime.devices import ascend950_model
+from tilewright.runtime.engine import Engine
+from tilewright.runtime.errors import ArtifactError
+
+PROMPT_TOKENS = 8
+
+
+def pipe_facts(path: Path, *, trace: Path | None = None) -> list[dict[str, Any]]:
+    """Run one step of a few tokens on the model; return a record for each kernel. `trace`: also
+    write the timeline of its pipes, which Perfetto loads.
+
+    Raises ArtifactError for an artifact that is not for the functional model.
+    """
+    manifest = read_manifest(path)
+    if not ascend950_model.accepts(manifest.target):
+        raise ArtifactError(
+            f"stage 'pipes': artifact '{path}' is for {manifest.target.name}: want one that was "
+            "compiled with --target ascend950 --simulate"
+        )
+    rng = np.random.default_rng(0)
+    most = min(PROMPT_TOKENS, manifest.model.max_context)
+    tokens = [int(i) for i in rng.integers(0, manifest.model.vocab_size, most)]
+    with Engine(path, num_threads=None) as engine:
+        model = ascend950_model.Ascend950Model(path.absolute() / manifest.library)
+        model.configure(trace=trace is not None)
+        engine.logits(tokens)
+        if trace is not None:
+            trace.write_text(model.trace())
+        found = model.facts()
+        model.configure()
+    return found
+
+
+def pipe_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
+    """Return the records as text."""
+    yield f"one step of {PROMPT_TOKENS} tokens on the functional model; cycles are modelled"
+    for record in facts:
+        launches = record["launches"]
+        yield ""
+        yield f"{record['kernel']}: {launches} launches, {record['cycles'] // launches} cycles each"
+        busy = ", ".join(f"{pipe} {cycles // launches}" for pipe, cycles in record["busy"].items())
+        yield f"  busy cycles over all cores: {busy}"
+        moved = ", ".join(f"{name} {n // launches}" for name, n in record["bytes"].items())
+        yield f"  bytes: {moved}"
+        used = ", ".join(
+            f"{name} {first}..{end} of {size}"
+            for name, (first, end, size) in record["buffers"].items()
+        )
+        yield f"  memories: {used}"
