@@ -22,12 +22,16 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, to_json
 from tilewright.graph.ops import Kind, op_def
 
+ARGMAX_PART = 16384  # entries of a row in the buffer at once
+
 
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
     from tilewright.codegen.emit.ascendc_attend import attend
 
     build = {"row": _row, "attend": attend}[spec.kind]
+    if template.path.endswith("argmax.asc.j2"):
+        build = _argmax
     devices, launches = build(spec)
     return KernelSource(spec.symbol, "ascendc", kernel_text(spec, devices, launches))
 
@@ -50,6 +54,20 @@ def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     )
     pointers = [f"({ctype}*){tensor}->data" for ctype, tensor in tensors]
     call = f"{name}({', '.join([*pointers, f'(int32_t)({extent(to_json(rows))})'])})"
+    return [text], [Launch(name, "vector", call)]
+
+
+def _argmax(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
+    """Rows too long for the buffer, read in parts."""
+    (node,) = spec.body.nodes
+    (x,) = node.inputs
+    rows, name = spec.body.type_of(x).shape[0], f"k_{spec.symbol}"
+    width = constant(spec.body.type_of(x).shape[-1])
+    text = environment().get_template("ascendc/argmax.asc.j2").render(
+        name=name, x=x, out=node.name, width=width, part=ARGMAX_PART, threads=THREADS
+    )  # fmt: skip
+    given = f"(float*){x}->data, (int32_t*){node.name}->data"
+    call = f"{name}({given}, (int32_t)({extent(to_json(rows))}))"
     return [text], [Launch(name, "vector", call)]
 
 

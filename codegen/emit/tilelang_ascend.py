@@ -1,5 +1,6 @@
 """Emitter for TileLang's Ascend dialect: contractions. A source is a Python module that builds its
 kernels, with the AscendC of the prologue and the host side as text; the toolchain prints the rest.
+Parameters are named by their place, so that kernels of equal shapes are equal texts, printed once.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     return {
         "functions": prelude(LANGUAGE),
         "kernels": kernels,
-        "activation": activation,
         "k": k,
         "k_steps": -(-k // schedule["bk"]),
         **schedule,
@@ -84,13 +84,13 @@ def _arguments(
     """C++ text of each parameter of a printed kernel, which may reorder them."""
     source = "workspace" if activation == "activation" else activation
     found = {
-        activation: f"(bfloat16_t*){source}->data",
+        "x": f"(bfloat16_t*){source}->data",
         "rows": f"(int32_t)({extent(to_json(rows))})",
     }
     for weight in kernel["weights"]:
-        found[weight] = f"(bfloat16_t*){weight}->data"
+        found[weight["name"]] = f"(bfloat16_t*){weight['tensor']}->data"
     for tensor in (*kernel["operands"], *kernel["outputs"]):
-        found[tensor["name"]] = f"({tensor['ctype']}*){tensor['name']}->data"
+        found[tensor["name"]] = f"({tensor['ctype']}*){tensor['tensor']}->data"
     return found
 
 
@@ -98,7 +98,8 @@ def _section(spec: KernelSpec, nodes: list[Node], name: str, rows: Dim) -> dict[
     body = spec.body
     anchors = [n for n in nodes if op_def(n.op).kind is Kind.CONTRACT]
     n = constant(anchors[0].type.shape[-1])
-    known = {a.name: f"ub_{a.inputs[1]}[i, j]" for a in anchors}
+    weights = [{"name": f"w{i}", "tensor": a.inputs[1]} for i, a in enumerate(anchors)]
+    known = {a.name: f"ub_w{i}[i, j]" for i, a in enumerate(anchors)}
     operands: dict[str, dict[str, Any]] = {}
     for node in nodes:
         if node.name not in known:
@@ -106,13 +107,14 @@ def _section(spec: KernelSpec, nodes: list[Node], name: str, rows: Dim) -> dict[
     outputs, lines = [], []
     for value in (v for _, v in body.outputs if v in {m.name for m in nodes}):
         dtype, ctype = _types(body, value)
-        outputs.append({"name": value, "dtype": dtype, "ctype": ctype})
-        lines.append(f'ub_{value}[i, j] = T.cast({known[value]}, "{dtype}")')
+        place = f"y{len(outputs)}"
+        outputs.append({"name": place, "tensor": value, "dtype": dtype, "ctype": ctype})
+        lines.append(f'ub_{place}[i, j] = T.cast({known[value]}, "{dtype}")')
     return {
         "name": name,
         "n": n,
         "tiles": -(-n // spec.schedule.values["bn"]),
-        "weights": [a.inputs[1] for a in anchors],
+        "weights": weights,
         "operands": list(operands.values()),
         "outputs": outputs,
         "epilogue": lines,
@@ -154,6 +156,9 @@ def _operand(
     if inner_shape(type_, user.type.rank, rows) != (n,):
         raise LowerError(f"operand '{value}': got {type_}, want {n} columns or [rows, {n}]")
     dtype, ctype = _types(body, value)
-    operands[value] = {"name": value, "dtype": dtype, "ctype": ctype, "rows": rowwise}
-    element = f"ub_{value}[{'i, ' if rowwise else ''}j]"
+    place = operands[value]["name"] if value in operands else f"r{len(operands)}"
+    operands[value] = {
+        "name": place, "tensor": value, "dtype": dtype, "ctype": ctype, "rows": rowwise
+    }  # fmt: skip
+    element = f"ub_{place}[{'i, ' if rowwise else ''}j]"
     return element if dtype == "float32" else f'T.cast({element}, "float32")'

@@ -12,6 +12,7 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
 from tilewright.targets.ascend950.chip import best_tile
 
+LONG_ROW = 16384  # entries above which argmax reads parts
 _MATRICES = ("f32", "f16", "bf16", "q4_1", "q8_0", "q8_g16")
 
 
@@ -27,6 +28,16 @@ def _accepts_row(body: Graph) -> str | None:
         if node.op in ("top_k_indices", "top_k_values"):
             return f"{node.op} has no AscendC form yet"
     return None
+
+
+def _accepts_argmax(body: Graph) -> str | None:
+    """A row of this length has no room beside a second one: it is read in parts."""
+    if [n.op for n in body.nodes] != ["argmax"]:
+        return "takes one argmax alone"
+    type_ = body.type_of(body.nodes[0].inputs[0])
+    if type_.rank != 2 or str(type_.dtype) != "f32":
+        return f"operand is {type_}, want f32 [rows, entries]"
+    return None if int(type_.shape[1]) > LONG_ROW else f"rows of {type_.shape[1]} fit the buffer"
 
 
 def _accepts_contract(body: Graph) -> str | None:
@@ -108,6 +119,9 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
         KernelTemplate(
             "attend", "attend", "ascendc/attend.asc.j2", _accepts_attend, _plain(cores),
             _no_scratch,
+        ),
+        KernelTemplate(
+            "argmax", "row", "ascendc/argmax.asc.j2", _accepts_argmax, _plain(cores), _no_scratch
         ),
         KernelTemplate(
             "row", "row", "ascendc/row.asc.j2", _accepts_row, _plain(cores), _no_scratch

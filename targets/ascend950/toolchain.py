@@ -23,6 +23,7 @@ from tilewright.codegen.expr import prelude
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.target import Target
 from tilewright.graph.errors import TargetError
+from tilewright.targets.ascend950.printing import put_together, take_apart
 from tilewright.targets.ascend950.simulation import (
     KERNEL_FLAGS,
     MODEL,
@@ -133,22 +134,26 @@ class AscendToolchain:
         return {file_name.removesuffix(".tl.py") + ".asc": self.ascendc(text)}
 
     def ascendc(self, text: str) -> str:
-        """Print a module, or find it among those printed before."""
-        printing = Path(__file__).with_name("printing.py").read_text()
-        facts = repr((text, version("tilelang"), printing))
+        """Print a module; kernels are printed once, and found by content afterwards."""
+        module = take_apart(text)
+        printed = {name: self._printed(kernel) for name, kernel in module.kernels.items()}
+        return put_together(module, printed)
+
+    def _printed(self, kernel: str) -> str:
+        facts = repr((kernel, version("tilelang")))
         path = self._folder / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.asc"
         with self._lock:
             if not path.exists():
                 self._folder.mkdir(parents=True, exist_ok=True)
-                module = path.with_suffix(f".{os.getpid()}.py")
-                module.write_text(text)
+                source = path.with_suffix(f".{os.getpid()}.py")
+                source.write_text(kernel)
                 try:
                     self._printer = self._printer or PrintProcess()
-                    printed = self._printer.ask(module)
+                    text = self._printer.ask(source)
                 finally:
-                    module.unlink()
+                    source.unlink()
                 work = path.with_suffix(f".{os.getpid()}.tmp")
-                work.write_text(printed)
+                work.write_text(text)
                 work.rename(path)
         return path.read_text()
 

@@ -32,12 +32,15 @@ GREEDY = runtime.SamplingParams(max_tokens=4, temperature=0.0)
 MARGIN = 0.05  # below it, two correct roundings may choose differently
 
 
-def compile_for(variant: str, model: Tiny, output: Path, cache: Path) -> None:
+def compile_for(
+    variant: str, model: Tiny, output: Path, cache: Path, *, objects: Path | None = None
+) -> None:
+    """Compile; `objects` keeps what is compiled apart from what is printed."""
     target = ascend950_target(variant)
     toolchain = AscendToolchain(target, folder=cache / "ascendc")
     job = CompileJob(
         model.graph, model.record(), model.weights, target, toolchain, model.settings,
-        first_candidate(target), Flags(cache=cache), jobs=2,
+        first_candidate(target), Flags(cache=objects or cache), jobs=2,
     )  # fmt: skip
     compile_graph(job, output, lambda *_: None)
 
@@ -128,7 +131,8 @@ def test_a_fault_is_an_error_of_the_step(
         printed(self, source, output)
 
     monkeypatch.setattr(AscendToolchain, "compile", broken)
-    compile_for("950-4+model", model, tmp_path / "broken", tmp_path / "cache")
+    objects = tmp_path / "objects"
+    compile_for("950-4+model", model, tmp_path / "broken", kernel_cache, objects=objects)
     with runtime.load(tmp_path / "broken") as engine:
         with pytest.raises(RuntimeError, match="out of bounds: .* of tensor 'x0': want 0 to"):
             engine.logits(PROMPTS[0])
