@@ -119,6 +119,7 @@ class Block {
   std::string describe(uint32_t site) const;
   std::string describe(const Where& where) const;
   bool touch(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
+  bool seen_before(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
   bool touch_gm(uintptr_t address, uint64_t bytes, bool write);
   void simd_access(uint64_t offset, int bytes, const uint8_t* mask, const char* name);
   uint8_t* simd_bytes(uint64_t offset) { return ub[running].bytes + offset % kUsable[UB]; }

@@ -52,6 +52,20 @@ inline void Block::race(Memory& memory, uint32_t cell, uint32_t other, bool writ
                     describe(other).c_str(), other_wrote ? "wrote" : "reads", want.c_str()), describe(other) + place_name(memory.place));
 }
 
+// Says whether this instruction has touched the cell in the same way: then it was checked.
+inline bool Block::seen_before(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
+  uint32_t c = (uint32_t)offset / kCell, first = (uint32_t)offset % kCell;
+  if (first + bytes > kCell || m.page_launch[c / kPageCells] != serial) return false;
+  Cell& cell = m.cells[c];
+  uint32_t now = epoch[now_actor], mask = byte_mask(first, first + (uint32_t)bytes - 1);
+  if (write) {
+    if (cell.writer_epoch != now || cell.writer != now_actor) return false;
+    cell.written |= mask;
+    return true;
+  }
+  return cell.reader_epoch[m.slot[now_actor]] == now && (cell.written & mask) == mask;
+}
+
 inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
   if (bytes == 0) return true;
   if (offset + bytes > m.usable) {
@@ -67,6 +81,7 @@ inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write)
                               pipe_name(kActor[now_actor].pipe), place_name(m.place)));
     return false;
   }
+  if (seen_before(m, offset, bytes, write)) return true;
   if (offset < m.low) m.low = (uint32_t)offset;
   if (offset + bytes > m.high) m.high = (uint32_t)(offset + bytes), m.high_site = now_site;
   uint32_t first = (uint32_t)offset / kCell, last = (uint32_t)(offset + bytes - 1) / kCell;

@@ -25,16 +25,42 @@ inline float element_value(const uint8_t* p, uint64_t code) {
   }
 }
 
-// Reads [rows, k] from fractals [k / C0][rows / 16][16][C0] as floats.
-inline void unpack_fractals(const Memory& m, uint64_t base, uint64_t rows, uint64_t k, uint64_t code,
-                            std::vector<float>& out) {
-  uint64_t bytes = kElements[code].bytes, c0 = 32 / bytes, fractals = (rows + 15) / 16;
-  out.resize(rows * k);
-  for (uint64_t y = 0; y < rows; ++y)
-    for (uint64_t x = 0; x < k; ++x) {
-      uint64_t at = ((x / c0) * fractals + y / 16) * 512 + (y % 16) * 32 + (x % c0) * bytes;
-      out[y * k + x] = element_value(m.bytes + base + at, code);
+// Reads fractals [k / C0][rows / 16][16][C0] as floats: element (y, x) goes to y * y_step + x * x_step.
+// What pads the last C0 is read too: K is rounded up.
+inline void unpack_fractals(const Memory& m, uint64_t base, uint64_t fractals, uint64_t k_groups,
+                            uint64_t code, float* out, uint64_t y_step, uint64_t x_step) {
+  uint64_t bytes = kElements[code].bytes, c0 = 32 / bytes;
+  for (uint64_t g = 0; g < k_groups; ++g)
+    for (uint64_t y = 0; y < fractals * 16; ++y) {
+      const uint8_t* row = m.bytes + base + (g * fractals * 16 + y) * 32;
+      float* to = out + y * y_step + g * c0 * x_step;
+      if (code == 2) {
+        const uint16_t* words = (const uint16_t*)row;
+        for (uint64_t x = 0; x < 16; ++x) to[x * x_step] = bf16_value(words[x]);
+      } else {
+        for (uint64_t x = 0; x < c0; ++x) to[x * x_step] = element_value(row + x * bytes, code);
+      }
     }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define TW_WIDE __attribute__((target_clones("avx2", "default"), optimize("O3")))
+#else
+#define TW_WIDE
+#endif
+
+// out[x] += a[0] rows[0][x], then a[1] rows[1][x], ...: products and sums are rounded apart.
+TW_WIDE static void add_products(float* out, const float* a, const float* rows, uint64_t width,
+                                 uint64_t count) {
+  uint64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const float *r0 = rows + i * width, *r1 = r0 + width, *r2 = r1 + width, *r3 = r2 + width;
+    float a0 = a[i], a1 = a[i + 1], a2 = a[i + 2], a3 = a[i + 3];
+    for (uint64_t x = 0; x < width; ++x)
+      out[x] = (((out[x] + a0 * r0[x]) + a1 * r1[x]) + a2 * r2[x]) + a3 * r3[x];
+  }
+  for (; i < count; ++i)
+    for (uint64_t x = 0; x < width; ++x) out[x] += a[i] * rows[i * width + x];
 }
 
 // C[m, n] += A[m, k] B[n, k]^T. The order of the sum inside the unit is not documented: groups of
@@ -58,18 +84,16 @@ inline double Block::mmad(const Request& r) {
   if (!touch(l0a, r.a[1], mf * kf * 512, false) || !touch(l0b, r.a[2], nf * kf * 512, false)) return 0;
   if (!r.a[6] && !touch(l0c, r.a[0], mf * nf * 1024, false)) return 0;
   if (!touch(l0c, r.a[0], mf * nf * 1024, true)) return 0;
-  thread_local std::vector<float> a, b, sums;
-  unpack_fractals(l0a, r.a[1], mf * 16, k, code, a);
-  unpack_fractals(l0b, r.a[2], nf * 16, k, code, b);
-  // B as [k][n], so that the inner loop runs over columns.
-  thread_local std::vector<float> columns;
-  uint64_t width = nf * 16;
-  columns.resize(k * width);
-  for (uint64_t x = 0; x < width; ++x)
-    for (uint64_t i = 0; i < k; ++i) columns[i * width + x] = b[x * k + i];
+  thread_local std::vector<float> a, columns, sums;
+  uint64_t width = nf * 16, k_padded = kf * c0;
+  a.resize(mf * 16 * k_padded);
+  columns.resize(k_padded * width);  // B as [k][n]: the inner loop runs over columns
   sums.resize(width);
-  bool finite = true;  // then a factor of 0 adds nothing: rows that pad a tile are cheap
-  for (float value : b) finite = finite && isfinite(value);
+  unpack_fractals(l0a, r.a[1], mf, kf, code, a.data(), k_padded, 1);
+  unpack_fractals(l0b, r.a[2], nf, kf, code, columns.data(), 1, width);
+  uint32_t infinite = 0;  // if none is, a factor of 0 adds nothing: rows that pad a tile are cheap
+  for (float value : columns) infinite |= (bits_as<uint32_t>(value) & 0x7f800000u) == 0x7f800000u;
+  bool finite = !infinite;
   bool down = (mf + nf + kf) & 1;
   float* c = (float*)(l0c.bytes + r.a[0]);
   for (uint64_t y = 0; y < mf * 16; ++y) {
@@ -78,13 +102,11 @@ inline double Block::mmad(const Request& r) {
     uint64_t groups = (k + 15) / 16;
     for (uint64_t step = 0; step < groups; ++step) {
       uint64_t g = down ? groups - 1 - step : step;
-      for (uint64_t i = g * 16; i < k && i < g * 16 + 16; ++i) {
-        float value = a[y * k + i];
-        if (finite && value == 0) continue;
-        const float* row = &columns[i * width];
-        float* out = sums.data();
-        for (uint64_t x = 0; x < width; ++x) out[x] += value * row[x];
-      }
+      const float* row = &a[y * k_padded + g * 16];
+      uint64_t count = k - g * 16 < 16 ? k - g * 16 : 16;
+      bool any = !finite;
+      for (uint64_t i = 0; i < count; ++i) any = any || row[i] != 0;
+      if (any) add_products(sums.data(), row, &columns[g * 16 * width], width, count);
     }
     for (uint64_t x = 0; x < width; ++x)
       c[((x / 16) * mf + y / 16) * 256 + (y % 16) * 16 + x % 16] = sums[x];
