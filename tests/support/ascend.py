@@ -55,7 +55,8 @@ class Variants:
         source, library = work / "variants.cpp", work / "variants.so"
         self.ids = {name: i for i, name in enumerate(texts)}
         parts = [_variant(i, name, text) for i, (name, text) in enumerate(texts.items())]
-        source.write_text("\n".join([_HEADERS, *parts]))
+        printed = any("tl_templates" in text for text in texts.values())
+        source.write_text("\n".join([_PRINTED if printed else "", _HEADERS, *parts]))
         model = model_object(cache)
         includes = [f"-I{MODEL}", f"-I{template_folder()}"]
         built = work / "variants.o"
@@ -78,6 +79,10 @@ class Variants:
         return text
 
 
+_PRINTED = """#include <tl_templates/ascend/common.h>
+#include <tl_templates/ascend/debug.h>
+#include <tl_templates/ascend/gemm.h>
+"""
 _HEADERS = """#include "c_api/asc_simd.h"
 #include "simt_api/asc_simt.h"
 #include "tw_launch_kernel.h"

@@ -1,4 +1,7 @@
-"""Correct AscendC kernels of tests/data/ascend with fresh inputs and the values they give."""
+"""Correct AscendC kernels of tests/data/ascend with fresh inputs and the values they give.
+
+`printed/contract.asc` is what TileLang printed for a projection with a residual.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ TEXTS = {
     path.stem: path.read_text()
     for path in sorted((Path(__file__).parent.parent / "data" / "ascend").glob("*.asc"))
 }
+PRINTED = (
+    Path(__file__).parent.parent / "data" / "ascend" / "printed" / "contract.asc"
+).read_text()
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,13 @@ def case(kernel: str, rng: np.random.Generator) -> Case:
             a, b = ((v.view(np.uint32) >> 16).astype(np.uint16) for v in given)
             want = np.maximum(as_f32(a) @ as_f32(b).T, 0)
             return Case([a, b, np.full((64, 32), np.nan, np.float32)], 3, 1, want)
+        case "contract":
+            rows = 69  # three tiles of rows, the last one ragged; blocks take more than one each
+            residual = floats(rows, 64)
+            given = floats(64, 64), floats(rows, 64)
+            w, x = ((v.view(np.uint32) >> 16).astype(np.uint16) for v in given)
+            out = np.full((rows, 64), np.nan, np.float32)
+            return Case([residual, w, x, out], rows, 4, residual + as_f32(x) @ as_f32(w).T)
         case _:
             x = floats(8, 200)
             sums = x.sum(1)
