@@ -104,7 +104,8 @@ def _section(spec: KernelSpec, nodes: list[Node], name: str, rows: Dim) -> dict[
     for node in nodes:
         if node.name not in known:
             known[node.name] = _elementwise(body, node, known, operands, rows, n)
-    outputs, lines = [], []
+    outputs: list[dict[str, str]] = []
+    lines = []
     for value in (v for _, v in body.outputs if v in {m.name for m in nodes}):
         dtype, ctype = _types(body, value)
         place = f"y{len(outputs)}"
