@@ -228,8 +228,8 @@ EDITS: dict[str, Callable[[Tree], Any]] = {
         vocab_size="8"
     ),
     "mode 'quick': unknown: have deterministic, fast": lambda t: t.update(mode="quick"),
-    "target 'npu': no device runs it: have cpu, sm90, sm100, ascend950": lambda t: t["target"].update(
-        name="npu"
+    "target 'npu': no device runs it: have cpu, sm90, sm100, ascend950": (
+        lambda t: t["target"].update(name="npu")
     ),
     "dim 'tokens': got role 'time', want batch or context": lambda t: t["dims"][0].update(
         role="time"

@@ -165,7 +165,8 @@ def test_settings_belong_to_devices(write_artifact: Write) -> None:
     manifest = load_artifact(write_artifact()).manifest
     gpu = replace(manifest, target=target("sm_90a"))
     for made, options, kind, text in (
-        (manifest, {"name": "tpu"}, RequestError, "device 'tpu': unknown: have cpu, cuda, ascend950-model, cuda:N"),
+        (manifest, {"name": "tpu"}, RequestError,
+         "device 'tpu': unknown: have cpu, cuda, ascend950-model, cuda:N"),
         (manifest, {"name": "cpu:1"}, RequestError,
          "device 'cpu:1': unknown: have cpu, cuda, ascend950-model, cuda:N"),
         (manifest, {"name": "cuda"}, ArtifactError,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from support.ascend_run import PRINTED, printing_folder, specs_of
+from support.kernel_case import distinct_bodies
 from support.tiny import Tiny, build, step_inputs, tiny, zero_states
 from tilewright import runtime
 from tilewright.codegen.compile import CompileJob, compile_graph
@@ -41,7 +44,7 @@ MARGIN = 0.05  # below it, two correct roundings may choose differently
 
 def compile_for(variant: str, model: Tiny, output: Path, cache: Path) -> None:
     target = ascend950_target(variant)
-    toolchain = AscendToolchain(target, folder=cache / "ascendc")
+    toolchain = AscendToolchain(target, folder=printing_folder(cache))
     job = CompileJob(
         model.graph, model.record(), model.weights, target, toolchain, model.settings,
         first_candidate(target), Flags(cache=cache), jobs=2,
@@ -175,3 +178,25 @@ def test_without_cann_the_artifact_holds_sources_only(
     assert manifest.target.compiler.endswith("sources only")
     with pytest.raises(runtime.ArtifactError, match="target 'ascend950' cannot run here"):
         runtime.load(tmp_path / "chip")
+
+
+@pytest.mark.slow
+def test_tilelang_prints_the_golden_files(
+    model: Tiny, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What the other tests start from is what TileLang prints; a golden file that no kernel of the
+    tiny model gives is stale."""
+    target = ascend950_target("950-4")
+    toolchain = AscendToolchain(target, folder=tmp_path)
+    specs = specs_of(distinct_bodies(model.graph), target)
+    templates = {t.name: t for t in target.kernels}
+    for spec in specs.values():
+        source = emit(spec, templates[spec.template])
+        toolchain.printed(source.file_name, source.text)
+    printed = {p.name: p.read_text() for p in tmp_path.glob("*.asc")}
+    if request.config.getoption("--update-golden"):
+        shutil.rmtree(PRINTED, ignore_errors=True)
+        PRINTED.mkdir(parents=True)
+        for name, text in printed.items():
+            (PRINTED / name).write_text(text)
+    assert printed == {p.name: p.read_text() for p in PRINTED.glob("*.asc")}

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.ascend_run import Built, build, specs_of
+from support.ascend_run import Built, build, printing_folder, specs_of
 from support.kernel_case import distinct_bodies, errors, make_case
 from support.tiny import tiny_graph
 from tilewright.codegen.config import CompileConfig
@@ -23,8 +23,9 @@ SETTINGS = CompileConfig(
     max_context=64, max_tokens_per_step=40, max_requests=8, block_size=8, dtype="bfloat16"
 )
 TARGET = ascend950_target("950-4+model")
-# bf16 products are exact in fp32: what is left is the order of sums, angles, one rounding to bf16.
-TOLERANCE = {"float32": 3e-4, "bfloat16": 2.0**-8, "int32": 0.0}
+# bf16 products are exact in fp32: what is left is the order of sums, angles, and the last place of
+# bf16 where a sum falls on the other side of a rounding.
+TOLERANCE = {"float32": 3e-4, "bfloat16": 2.0**-7, "int32": 0.0}
 KERNELS = (
     "embedding",
     "sin",
@@ -41,7 +42,7 @@ KERNELS = (
 @pytest.fixture(scope="module")
 def built(kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     bodies = [b for b in distinct_bodies(tiny_graph("bf16", settings=SETTINGS)) if b[0] in KERNELS]
-    toolchain = AscendToolchain(TARGET, folder=kernel_cache / "ascendc")
+    toolchain = AscendToolchain(TARGET, folder=printing_folder(kernel_cache))
     specs = specs_of(bodies, TARGET)
     return build(specs, TARGET, toolchain, kernel_cache, tmp_path_factory.mktemp("ascend"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.ascend_run import Built, build, specs_of
+from support.ascend_run import Built, build, printing_folder, specs_of
 from support.kernel_case import distinct_bodies, errors, make_case
 from support.tiny import tiny_graph
 from tilewright.codegen.config import CompileConfig
@@ -47,7 +47,7 @@ def built(kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Built
         for group, kind, body in distinct_bodies(graph):
             if kind != "contract":
                 bodies[body.graph.digest] = (f"{name}:{group}", kind, body)
-    toolchain = AscendToolchain(TARGET, folder=kernel_cache / "ascendc")
+    toolchain = AscendToolchain(TARGET, folder=printing_folder(kernel_cache))
     specs = specs_of(list(bodies.values()), TARGET)
     return build(specs, TARGET, toolchain, kernel_cache, tmp_path_factory.mktemp("rows"))
 
@@ -63,7 +63,7 @@ def test_rows_and_attention_of_other_models(built: Built, adversarial: bool) -> 
         got = built.run(name, case, adversarial=adversarial)
         for value, error in errors(case, got):
             exact = not got[value].is_floating_point()
-            limit = 0.0 if exact else 2.0**-8 if got[value].dtype == torch.bfloat16 else 3e-4
+            limit = 0.0 if exact else 2.0**-7 if got[value].dtype == torch.bfloat16 else 3e-4
             assert error <= limit, f"{name} {value}: {error}"
 
 

@@ -81,9 +81,9 @@ inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write)
                               pipe_name(kActor[now_actor].pipe), place_name(m.place)));
     return false;
   }
-  if (seen_before(m, offset, bytes, write)) return true;
   if (offset < m.low) m.low = (uint32_t)offset;
   if (offset + bytes > m.high) m.high = (uint32_t)(offset + bytes), m.high_site = now_site;
+  if (seen_before(m, offset, bytes, write)) return true;
   uint32_t first = (uint32_t)offset / kCell, last = (uint32_t)(offset + bytes - 1) / kCell;
   int slot = m.slot[now_actor];
   for (uint32_t c = first; c <= last; ++c) {
