@@ -327,7 +327,7 @@ def test_packaged_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packaged_model_opens_fast_and_reads_as_ggml_does() -> None:
     begin = time.process_time()
     checkpoint = open_checkpoint("smollm2-135m")
-    assert time.process_time() - begin < 1.0
+    assert time.process_time() - begin < 3.0  # 0.4 s on a quiet machine
     assert checkpoint.name == "smollm2-135m"
     assert (checkpoint.config["head_dim"], checkpoint.config["vocab_size"]) == (64, 49152)
     assert len(checkpoint.tensors) == 272 and checkpoint.generation == Generation((2,), 1, False)
