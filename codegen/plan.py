@@ -268,7 +268,18 @@ def state_record(graph: Graph, state: State) -> StateRecord:
         positions_per_entry=state.positions_per_entry,
         window=state.window,
         group=_read_group(graph, state),
+        tables=_tables_of(graph, state),
     )
+
+
+def _tables_of(graph: Graph, state: State) -> str:
+    """Return the page tables that a state's slots are looked up in, where the graph does it."""
+    for node in graph.nodes:
+        if op_def(node.op).kind is Kind.STORE and node.inputs[0] == state.name:
+            slots = graph.node.get(node.inputs[2])
+            if slots is not None and slots.op == "page_slots":
+                return slots.inputs[2]
+    return "window_tables" if state.scope == "window" else "block_tables"
 
 
 def _read_group(graph: Graph, state: State) -> int:

@@ -67,7 +67,8 @@ class StateRecord(TensorRecord):
     `scope`: `block` entries live as long as their request, `window` entries until `window` newer
     positions exist. An entry stands for `positions_per_entry` positions. Rows of a window state are
     read in whole groups of `group` positions, counted from position 0: once a group is complete,
-    only the `window - group` positions before the next one are read again.
+    only the `window - group` positions before the next one are read again. `tables`: the input that
+    says where the pages of a request are.
     """
 
     format: str
@@ -75,6 +76,7 @@ class StateRecord(TensorRecord):
     positions_per_entry: int
     window: int
     group: int
+    tables: str
 
 
 @dataclass(frozen=True)

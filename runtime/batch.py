@@ -21,7 +21,8 @@ class Span(NamedTuple):
     """Consecutive positions of one request to compute in a step, from position `start`.
 
     Logits are wanted of the last `num_logits` rows, and of these the last `num_sampled` decide
-    tokens: 1 for a plain step, more where drafts are verified, 0 inside a prompt.
+    tokens: 1 for a plain step, more where drafts are verified, 0 inside a prompt. `windows`: the
+    window table, then that of the tail.
     """
 
     request: Request
@@ -30,7 +31,7 @@ class Span(NamedTuple):
     token_ids: Sequence[int]
     num_logits: int
     num_sampled: int
-    window: WindowTable | None = None
+    windows: tuple[WindowTable, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,6 +45,8 @@ class Batch:
     slots           [tokens] cache slot that each token's K and V are written to; no two equal
     block_tables    [requests, most blocks of a request], padded with 0
     window_tables   [requests, pages of a ring]; no columns where no state is of scope window
+    tail_starts     [requests] the first position of the tail, 0 where all layers run all tokens
+    tail_window_tables  like window_tables, by positions counted from the tail's start
     context_lengths [requests] positions in the cache after this step
     query_starts    [requests + 1] where each request's tokens start
     num_to_verify   [requests] drafts among the tokens, the last ones of a request
@@ -59,6 +62,8 @@ class Batch:
     slots: Ints
     block_tables: Ints
     window_tables: Ints
+    tail_starts: Ints
+    tail_window_tables: Ints
     context_lengths: Ints
     query_starts: Ints
     num_to_verify: Ints
@@ -96,7 +101,9 @@ def assemble(spans: Sequence[Span], *, block_size: int) -> Batch:
         request_rows=request_rows,
         slots=tables[request_rows, positions // block_size] * block_size + positions % block_size,
         block_tables=tables,
-        window_tables=_stack_rings(spans),
+        window_tables=_stack_rings(spans, 0),
+        tail_starts=_ints([s.windows[1].offset if len(s.windows) > 1 else 0 for s in spans]),
+        tail_window_tables=_stack_rings(spans, 1),
         context_lengths=starts + counts,
         query_starts=query_starts,
         num_to_verify=np.maximum(num_sampled - 1, 0),
@@ -116,10 +123,11 @@ def _check(span: Span, block_size: int) -> None:
         f"request '{span.request.id}': {num_rows} rows from position {span.start} in a table of "
         f"{num_slots} positions"
     )
-    assert span.window is None or span.start + num_rows <= span.window.room(0), (
-        f"request '{span.request.id}': {num_rows} rows from position {span.start} in window pages "
-        f"of positions up to {span.window.room(0)}"
-    )
+    for window in span.windows:
+        assert span.start + num_rows <= window.room(0), (
+            f"request '{span.request.id}': {num_rows} rows from position {span.start} in window "
+            f"pages of positions up to {window.room(0)}"
+        )
 
 
 def _place_tokens(starts: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
@@ -171,8 +179,8 @@ def _stack_tables(spans: Sequence[Span]) -> Ints:
     return tables
 
 
-def _stack_rings(spans: Sequence[Span]) -> Ints:
+def _stack_rings(spans: Sequence[Span], index: int) -> Ints:
     """Rings of window pages below each other."""
-    rings = [span.window.ring for span in spans if span.window is not None]
+    rings = [span.windows[index].ring for span in spans if len(span.windows) > index]
     assert len(rings) in (0, len(spans)), f"{len(rings)} window tables for {len(spans)} spans"
     return np.array(rings, np.int32) if rings else np.zeros((len(spans), 0), np.int32)

@@ -8,11 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tilewright.runtime.artifact import Manifest
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.runtime.artifact import Manifest, StateRecord
 from tilewright.runtime.blocks import BlockPool, BlockTable
 from tilewright.runtime.cache_layout import (
     BLOCKS,
     PAGES_DIM,
+    TAIL_TABLES,
     WINDOW,
     cache_layout,
     default_window_pages,
@@ -50,26 +54,38 @@ class CacheSettings:
 class WindowPages:
     """The pool of window pages. `reach`: positions a token may look back, itself included.
 
-    `width`: pages in a row of the window tables.
+    `width`: pages in a row of the window tables. `replay`: how many of a prompt's last tokens have
+    window rows in a table of their own, None if there is no such table.
     """
 
     pool: BlockPool
     reach: int
     width: int
+    replay: int | None = None
 
 
 @dataclass(eq=False, slots=True)
 class Tables:
     """What one request holds: its blocks, its window pages, and snapshots, oldest first.
 
-    `restored`: the position of the snapshot that the window rows began with. A snapshot has the
-    rows that are read from there on, so it cannot be set back further by bookkeeping.
+    `windows`: one table, or two where a tail has rows of its own. `restored`: the position of the
+    snapshot that the window rows began with. A snapshot has the rows that are read from there on,
+    so the request cannot be set back further by bookkeeping.
     """
 
     blocks: BlockTable
-    window: WindowTable | None = None
+    windows: tuple[WindowTable, ...] = ()
     restored: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
+
+    @property
+    def tail_start(self) -> int:
+        """The first position of the tail; 0 if there is none."""
+        return self.windows[-1].offset if self.windows else 0
+
+    def window_of(self, state: StateRecord) -> WindowTable:
+        """The table that a state's rows are found by."""
+        return self.windows[-1 if state.tables == TAIL_TABLES else 0]
 
 
 def page_counts(
@@ -110,14 +126,17 @@ class Cache:
         self._memory = memory
         self._snapshots: dict[Snapshot, None] = {}  # least recently used first
         self._pins: Counter[int] = Counter()  # by block, the snapshots that hold it
-        self._kept = 0  # window pages a request holds between steps, at most
+        self._kept = 0  # pages of one window table between steps, at most
+        self._num_windows = 0
         if window is not None:
             reach = window.reach + self.settings.retained
             self._kept = ring_pages(reach, 1, window.pool.block_size)
-            if window.pool.num_blocks < self._kept:
+            self._num_windows = 1 if window.replay is None else 2
+            least = self._kept * self._num_windows
+            if window.pool.num_blocks < least:
                 raise RequestError(
                     f"cache 'window pages': too few for one request: got "
-                    f"{window.pool.num_blocks}, want at least {self._kept}"
+                    f"{window.pool.num_blocks}, want at least {least}"
                 )
 
     @property
@@ -127,11 +146,18 @@ class Cache:
 
     # --- room -----------------------------------------------------------------------------------
 
-    def open(self) -> Tables:
-        """Return empty tables."""
-        pages = self.window
-        window = WindowTable(pages.pool, pages.width) if pages is not None else None
-        return Tables(BlockTable(self.blocks), window)
+    def open(self, num_prompt: int = 0, *, whole: bool = False) -> Tables:
+        """Return empty tables for a prompt of `num_prompt` tokens.
+
+        `whole`: all its tokens go through all layers, as if there were no tail.
+        """
+        pages, windows = self.window, list[WindowTable]()
+        if pages is not None:
+            windows.append(WindowTable(pages.pool, pages.width))
+            if pages.replay is not None:
+                start = 0 if whole else max(num_prompt - pages.replay, 0)
+                windows.append(WindowTable(pages.pool, pages.width, start))
+        return Tables(BlockTable(self.blocks), tuple(windows))
 
     def make_room(self, tables: Tables, start: int, *, stop: int, window_stop: int) -> bool:
         """Hold blocks up to `stop` and window pages up to `window_stop` for writing from `start`.
@@ -139,10 +165,10 @@ class Cache:
         Drops snapshots of which blocks are wanted. Returns False, with nothing held, if the pools
         are short all the same.
         """
-        table, window = tables.blocks, tables.window
-        if window is not None:
-            assert self.window is not None
-            if window.num_missing(window_stop) > self.window.pool.num_free:
+        table = tables.blocks
+        if self.window is not None:
+            missing = sum(w.num_missing(window_stop) for w in tables.windows)
+            if missing > self.window.pool.num_free:
                 return False
         while self._blocks_missing(table, start, stop) > self.blocks.num_free:
             if not self._drop_for(table.blocks[start // self.blocks.block_size :].tolist()):
@@ -152,7 +178,7 @@ class Cache:
             assert self._memory is not None, "a shared block and no memory"
             self._memory.copy_blocks([table.unshare(index) for index in shared])
         table.grow(stop)
-        if window is not None:
+        for window in tables.windows:
             window.grow(window_stop)
         return True
 
@@ -161,25 +187,28 @@ class Cache:
 
     def window_room(self, tables: Tables) -> int | None:
         """Positions up to which window pages could be held now; None if there is no limit."""
-        if tables.window is None or self.window is None:
+        if self.window is None:
             return None
-        return tables.window.room(self.window.pool.num_free)
+        free = self.window.pool.num_free // len(tables.windows)
+        return min(w.room(free) for w in tables.windows)
 
     def can_begin(self, num_positions: int) -> bool:
         """Whether a new request of `num_positions` positions could decode in the window pages."""
         if self.window is None:
             return True
         pool = self.window.pool
-        return min(pool.blocks_for(num_positions), self._kept) <= pool.num_free
+        pages = min(pool.blocks_for(num_positions), self._kept)
+        return pages * self._num_windows <= pool.num_free
 
     def settle(self, tables: Tables, start: int, stop: int) -> None:
         """Take what became due while positions `start` to `stop` were computed; give back pages
         that nobody reads again."""
-        if self.window is None or tables.window is None:
+        if self.window is None:
             return
         for position in self._due(start, stop):
             self._keep(tables, self.snapshot(tables, position))
-        tables.window.release_before(stop - self.settings.retained - self.window.reach + 1)
+        for window in tables.windows:
+            window.release_before(stop - self.settings.retained - self.window.reach + 1)
 
     def _due(self, start: int, stop: int) -> Iterator[int]:
         interval, kept = self.settings.snapshot_interval, self.settings.snapshots_kept
@@ -200,8 +229,8 @@ class Cache:
 
     def _restart_window(self, tables: Tables) -> None:
         tables.restored = 0
-        if tables.window is not None:
-            tables.window.restart(0)
+        for window in tables.windows:
+            window.restart(0)
 
     # --- snapshots ------------------------------------------------------------------------------
 
@@ -212,14 +241,13 @@ class Cache:
         """
         assert self._memory is not None, "a snapshot and no memory"
         rows = {}
-        for state in self._memory.window_states if tables.window else ():
-            assert tables.window is not None
-            slots = tables.window.slots(first_row(state, position), position)
+        for state in self._memory.window_states:
+            slots = _kept_slots(tables, state, position)
             rows[state.name] = self._memory.read_rows(state.name, slots)
         blocks = tables.blocks.blocks[: self.blocks.blocks_for(position)].tolist()
         self.blocks.share(blocks)
         self._pins.update(blocks)
-        made = Snapshot(position, tuple(blocks), rows)
+        made = Snapshot(position, tuple(blocks), rows, tables.tail_start)
         self._snapshots[made] = None
         return made
 
@@ -251,8 +279,11 @@ class Cache:
         tables.snapshots = [s for s in tables.snapshots if not s.is_dropped]
 
     def resume(self, tables: Tables, snapshot: Snapshot) -> bool:
-        """Begin empty tables with a snapshot; False, with nothing done, if it was dropped or there
-        are no window pages for it."""
+        """Begin empty tables with a snapshot; False, with nothing done, if it was dropped, has
+        another tail, or there are no window pages for it."""
+        other = snapshot.tail_start != tables.tail_start
+        if other and snapshot.position > min(snapshot.tail_start, tables.tail_start):
+            return False
         if snapshot.is_dropped or not self._restore_window(tables, snapshot):
             return False
         tables.blocks.adopt(snapshot.blocks)
@@ -265,12 +296,14 @@ class Cache:
         nearest snapshot, or 0.
         """
         self._drop_from(tables, position + 1)
-        if self.window is None or tables.window is None:
+        if self.window is None:
             tables.blocks.truncate(position)
             return position
-        is_held = tables.window.start <= max(position - self.window.reach + 1, 0)
+        oldest = position - self.window.reach + 1
+        is_held = all(w.start <= max(oldest, w.offset) for w in tables.windows)
         if is_held and tables.restored <= position:
-            tables.window.truncate(position)
+            for window in tables.windows:
+                window.truncate(position)
         else:
             near = tables.snapshots[-1] if tables.snapshots else None
             self._restart_window(tables)
@@ -282,16 +315,26 @@ class Cache:
     def _restore_window(self, tables: Tables, snapshot: Snapshot) -> bool:
         """Put a snapshot's rows into fresh window pages; False if the pool has too few."""
         self._snapshots[snapshot] = self._snapshots.pop(snapshot)  # used just now
-        if self.window is None or tables.window is None:
+        if self.window is None:
             return True
         assert self._memory is not None, "a snapshot and no memory"
-        tables.window.restart(max(snapshot.position - self.window.reach + 1, 0))
-        if tables.window.num_missing(snapshot.position) > self.window.pool.num_free:
+        position, windows = snapshot.position, tables.windows
+        for window in windows:
+            window.restart(position - self.window.reach + 1)
+        if sum(w.num_missing(position) for w in windows) > self.window.pool.num_free:
             self._restart_window(tables)
             return False
-        tables.restored = snapshot.position
-        tables.window.grow(snapshot.position)
+        tables.restored = position
+        for window in windows:
+            window.grow(position)
         for state in self._memory.window_states:
-            slots = tables.window.slots(first_row(state, snapshot.position), snapshot.position)
+            slots = _kept_slots(tables, state, position)
             self._memory.write_rows(state.name, slots, snapshot.rows[state.name])
         return True
+
+
+def _kept_slots(tables: Tables, state: StateRecord, position: int) -> NDArray[np.int64]:
+    """Slots of the window rows that a snapshot at `position` has of a state."""
+    window = tables.window_of(state)
+    stop = max(position, window.offset)
+    return window.slots(window.offset + first_row(state, stop - window.offset), stop)

@@ -13,6 +13,7 @@ from tilewright.runtime.plan_check import tensor_bytes
 BLOCKS, WINDOW = "block", "window"  # scopes of states, and the names of their pools
 PAGES_DIM = {BLOCKS: "cache_blocks", WINDOW: "window_blocks"}
 TABLES_INPUT = {BLOCKS: "block_tables", WINDOW: "window_tables"}
+TAIL_TABLES = "tail_window_tables"
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,20 @@ class CacheLayout:
     """Both pools. `window` is None where no state is of that scope.
 
     `reach`: the newest positions that some window state may still read, the next one included.
-    `ring_width`: pages in a row of the window tables.
+    `ring_width`: pages in a row of the window tables. `replay`: how many of a prompt's last tokens
+    go through the layers whose window rows lie in tables of their own; None if all tokens do.
     """
 
     blocks: PoolLayout
     window: PoolLayout | None
     reach: int
     ring_width: int
+    replay: int | None = None
+
+    @property
+    def windows(self) -> int:
+        """Window tables of a request."""
+        return 0 if self.window is None else 1 if self.replay is None else 2
 
     @property
     def pools(self) -> tuple[PoolLayout, ...]:
@@ -68,7 +76,17 @@ def cache_layout(manifest: Manifest) -> CacheLayout:
     window = grouped[WINDOW] if grouped[WINDOW].states else None
     reach = max((s.window for s in grouped[WINDOW].states), default=0)
     width = _ring_width(manifest, window, reach) if window else 0
-    return CacheLayout(grouped[BLOCKS], window, reach, width)
+    return CacheLayout(grouped[BLOCKS], window, reach, width, _replay(manifest))
+
+
+def _replay(manifest: Manifest) -> int | None:
+    """Return the tokens of a tail, where the graph has one."""
+    if not any(i.name == TAIL_TABLES for i in manifest.inputs):
+        return None
+    found = manifest.compile_config.get("replay_tokens")
+    if type(found) is not int or found < 1:
+        raise ArtifactError(f"setting 'replay_tokens': got {found!r}, want a positive int")
+    return found
 
 
 def _pool(manifest: Manifest, scope: str) -> PoolLayout:
@@ -142,4 +160,4 @@ def default_window_pages(layout: CacheLayout, *, tokens: int, requests: int, ret
         return 0
     size = layout.window.page_positions
     kept = ring_pages(layout.reach + retained, 1, size)
-    return requests * kept + -(-tokens // size) + 1
+    return layout.windows * (requests * kept + -(-tokens // size) + 1)

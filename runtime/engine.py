@@ -97,7 +97,9 @@ class Engine:
         counts = page_counts(self.manifest, blocks, settings)
         if layout.window is not None:
             pool = BlockPool(counts[layout.window.pages_dim], layout.window.page_positions)
-            window = WindowPages(pool=pool, reach=layout.reach, width=layout.ring_width)
+            window = WindowPages(
+                pool=pool, reach=layout.reach, width=layout.ring_width, replay=layout.replay
+            )
         self._executor.allocate_states(counts)
         # Elsewhere `state` gives a copy, which nothing may be restored into.
         is_live = self.manifest.target.name == "cpu"

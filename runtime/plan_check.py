@@ -160,6 +160,12 @@ def _check_state(state: StateRecord) -> None:
     if state.scope not in ("block", "window"):
         raise ArtifactError(f"{where}: scope '{state.scope}' is unknown: have block, window")
     is_window = state.scope == "window"
+    known = ("window_tables", "tail_window_tables") if is_window else ("block_tables",)
+    if state.tables not in known:
+        raise ArtifactError(
+            f"{where}: tables '{state.tables}' are not of scope {state.scope}: "
+            f"have {', '.join(known)}"
+        )
     for field, value, lower in (
         ("positions_per_entry", state.positions_per_entry, 1),
         ("window", state.window, int(is_window)),

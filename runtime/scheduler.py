@@ -182,7 +182,7 @@ class Scheduler:
                         token_ids=request.output_ids[-1:],
                         num_logits=1,
                         num_sampled=1,
-                        window=tables.window,
+                        windows=tables.windows,
                     )
                 )
         assert len(spans) <= self._max_tokens_per_step, (
@@ -241,7 +241,8 @@ class Scheduler:
         """
         if not self._waiting or len(self._running) == self._max_requests:
             return None
-        request, tables = self._waiting[0], self._cache.open()
+        request = self._waiting[0]
+        tables = self._cache.open(len(request.prompt_ids), whole=request.wants_prompt_logits)
         want = _room_wanted(request)
         if not self._cache.can_begin(want):
             return None
@@ -308,7 +309,7 @@ def _cut(request: Request, tables: Tables, stop: int) -> Span:
         token_ids=request.token_ids(start, stop),
         num_logits=num_logits,
         num_sampled=1 if decides else 0,
-        window=tables.window,
+        windows=tables.windows,
     )
 
 

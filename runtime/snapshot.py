@@ -20,12 +20,13 @@ class Snapshot:
     """The first `position` positions of a request. Belongs to the cache, which may drop it.
 
     `blocks` may hold newer entries too: nothing before `position` reads them. `rows`: by state, the
-    window rows from `first_row` on, as bytes of the state's type.
+    window rows from `first_row` on. `tail_start`: where the tail begins that some of them are of.
     """
 
     position: int
     blocks: tuple[int, ...]
     rows: Mapping[str, Rows]
+    tail_start: int = 0
     is_dropped: bool = field(default=False, init=False)
 
     @property

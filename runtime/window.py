@@ -14,11 +14,13 @@ from tilewright.runtime.blocks import BlockPool
 class WindowTable:
     """Consecutive pages of one request, from the oldest that may still be read.
 
-    The ring shows the newest `width` of them; a step reads and writes no others.
+    The ring shows the newest `width` of them; a step reads and writes no others. Pages are counted
+    from position `offset`; earlier ones are never held.
     """
 
-    def __init__(self, pool: BlockPool, width: int) -> None:
+    def __init__(self, pool: BlockPool, width: int, offset: int = 0) -> None:
         self._pool = pool
+        self.offset = offset
         self._first = 0  # number of the oldest page held
         self._pages: deque[int] = deque()
         self._ring = np.zeros(width, np.int32)
@@ -36,32 +38,33 @@ class WindowTable:
     @property
     def start(self) -> int:
         """The oldest position held, or the next one if there are none."""
-        return self._first * self._pool.block_size
+        return self.offset + self._first * self._pool.block_size
 
-    def num_missing(self, num_positions: int) -> int:
-        """Pages to allocate before positions up to `num_positions` are held."""
-        return max(self._pool.blocks_for(num_positions) - self._first - len(self._pages), 0)
+    def num_missing(self, stop: int) -> int:
+        """Pages to allocate before positions up to `stop` (exclusive) are held."""
+        return max(self._pages_for(stop) - self._first - len(self._pages), 0)
 
     def room(self, num_free: int) -> int:
         """Positions that the pages held and `num_free` more reach up to (exclusive)."""
-        return (self._first + len(self._pages) + num_free) * self._pool.block_size
+        pages = self._first + len(self._pages) + num_free
+        return self.offset + pages * self._pool.block_size
 
-    def grow(self, num_positions: int) -> None:
-        """Hold positions up to `num_positions`; asserts that the pool has the pages."""
-        for page in self._pool.allocate(self.num_missing(num_positions)):
+    def grow(self, stop: int) -> None:
+        """Hold positions up to `stop`; asserts that the pool has the pages."""
+        for page in self._pool.allocate(self.num_missing(stop)):
             self._ring[(self._first + len(self._pages)) % len(self._ring)] = page
             self._pages.append(page)
 
     def release_before(self, position: int) -> None:
         """Give back the pages that hold only positions before `position`."""
-        keep = position // self._pool.block_size
+        keep = (position - self.offset) // self._pool.block_size
         while self._first < keep and self._pages:
             self._pool.free([self._pages.popleft()])
             self._first += 1
 
-    def truncate(self, num_positions: int) -> None:
-        """Give back the pages that hold only positions from `num_positions` on."""
-        keep = max(self._pool.blocks_for(num_positions) - self._first, 0)
+    def truncate(self, stop: int) -> None:
+        """Give back the pages that hold only positions from `stop` on."""
+        keep = max(self._pages_for(stop) - self._first, 0)
         while len(self._pages) > keep:
             self._pool.free([self._pages.pop()])
         for number, page in enumerate(self._pages, self._first):  # pages the dropped ones hid
@@ -71,20 +74,21 @@ class WindowTable:
         """Give all pages back and begin again with the page of `position`."""
         self._pool.free(self._pages)
         self._pages.clear()
-        self._first = position // self._pool.block_size
+        self._first = max(position - self.offset, 0) // self._pool.block_size
 
     def slots(self, start: int, stop: int) -> NDArray[np.int64]:
         """Slots of positions `start` to `stop` (exclusive), int64 [stop - start].
 
-        slot = page * page size + position % page size; asserts that the table holds them.
+        slot = page * page size + place in the page; asserts that the table holds them.
         """
         size = self._pool.block_size
         assert self.start <= start <= stop <= self.room(0), (
             f"positions {start} to {stop} of a window of {self.start} to {self.room(0)}"
         )
-        positions = np.arange(start, stop)
+        positions = np.arange(start, stop) - self.offset
         pages = np.array(self._pages or [0], np.int64)
-        slots: NDArray[np.int64] = (
-            pages[positions // size - self._first] * size + positions % size
-        )
+        slots: NDArray[np.int64] = pages[positions // size - self._first] * size + positions % size
         return slots
+
+    def _pages_for(self, stop: int) -> int:
+        return self._pool.blocks_for(max(stop - self.offset, 0))

@@ -57,7 +57,7 @@ def _position_bytes(state: StateRecord) -> float:
 def _window_facts(layout: CacheLayout, pool: PoolLayout) -> dict[str, Any]:
     """The fixed part of a sequence: pages it holds between steps, and rows a snapshot copies."""
     retained = CacheSettings().retained
-    pages = ring_pages(layout.reach + retained, 1, pool.page_positions)
+    pages = layout.windows * ring_pages(layout.reach + retained, 1, pool.page_positions)
     edge = layout.reach * pool.page_positions * 256  # a position at which every group is complete
     rows = {s.name: edge - first_row(s, edge) for s in pool.states}
     return {

@@ -53,14 +53,21 @@ def plain_step(
         "request_rows": rows,
         "slots": tables[rows, positions // size] * size + positions % size,
         "block_tables": tables,
-        "window_tables": _rings(layout, requests, start + tokens, window_pages),
+        "window_tables": _rings(layout, requests, start + tokens, window_pages, 0),
+        "tail_starts": np.zeros(requests, np.int32),
+        "tail_window_tables": _rings(layout, requests, start + tokens, window_pages, 1),
         "logit_rows": np.arange(len(token_ids), dtype=np.int32) if all_logits else last,
     }
     return Step(*bound_step(manifest, arrays))
 
 
-def _rings(layout: CacheLayout, requests: int, stop: int, pages: int | None) -> Ints:
-    """Ring of each request for positions before `stop`; the newest pages take its places."""
+def _rings(
+    layout: CacheLayout, requests: int, stop: int, pages: int | None, index: int
+) -> Ints:
+    """Ring of each request for positions before `stop`; the newest pages take its places.
+
+    `index`: 1 for the tables of a tail, whose pages come after those of all others.
+    """
     if layout.window is None:
         return np.zeros((requests, 0), np.int32)
     width = layout.ring_width
@@ -68,7 +75,8 @@ def _rings(layout: CacheLayout, requests: int, stop: int, pages: int | None) -> 
     last = -(-stop // layout.window.page_positions)
     numbers = np.arange(max(last - width, 0), last)
     rings = np.zeros((requests, width), np.int32)
-    rings[:, numbers % width] = numbers % pages + np.arange(requests)[:, None] * pages
+    first = (np.arange(requests)[:, None] + index * requests) * pages
+    rings[:, numbers % width] = numbers % pages + first
     return rings
 
 
@@ -77,5 +85,5 @@ def page_dims(manifest: Manifest, *, requests: int = 1, positions: int) -> dict[
     layout = cache_layout(manifest)
     counts = {layout.blocks.pages_dim: requests * -(-positions // layout.blocks.page_positions)}
     if layout.window is not None:
-        counts[layout.window.pages_dim] = requests * layout.ring_width
+        counts[layout.window.pages_dim] = layout.windows * requests * layout.ring_width
     return counts

@@ -188,6 +188,10 @@ def state(**changes: Any) -> Callable[[Tree], None]:
     return lambda tree: tree["states"][0].update(changes)
 
 
+def window_state(**changes: Any) -> Callable[[Tree], None]:
+    return state(scope="window", tables="window_tables", **changes)
+
+
 def second_weight(tree: Tree) -> None:
     tree["weights"].append({**tree["weights"][0], "name": "v"})
 
@@ -219,10 +223,12 @@ EDITS: dict[str, Callable[[Tree], Any]] = {
     "manifest 'manifest': field 'mode' is missing": lambda t: t.pop("mode"),
     "state 'sums': scope 'ring' is unknown: have block, window": state(scope="ring"),
     "state 'sums': positions_per_entry: got 0, want at least 1": state(positions_per_entry=0),
-    "state 'sums': window: got 0, want at least 1": state(scope="window"),
+    "state 'sums': tables 'window_tables' are not of scope block: have block_tables":
+        state(tables="window_tables"),
+    "state 'sums': window: got 0, want at least 1": window_state(),
     "state 'sums': group: got 0, want at least 1": state(group=0),
     "state 'sums': window of scope block: got 8 positions, want 0": state(window=8),
-    "state 'sums': group: got 9, want at most 8": state(scope="window", window=8, group=9),
+    "state 'sums': group: got 9, want at most 8": window_state(window=8, group=9),
     "state 'sums': group: got 2, want at most 1": state(group=2),
     "manifest 'manifest.model.vocab_size': got '8', want int": lambda t: t["model"].update(
         vocab_size="8"

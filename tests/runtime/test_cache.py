@@ -19,7 +19,7 @@ from tilewright.runtime.artifact import StateRecord
 from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
 from tilewright.runtime.cache import Cache, CacheSettings, WindowPages
-from tilewright.runtime.cache_layout import CacheLayout, PoolLayout, ring_pages
+from tilewright.runtime.cache_layout import TAIL_TABLES, CacheLayout, PoolLayout, ring_pages
 from tilewright.runtime.cache_memory import StateMemory
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.params import SamplingParams
@@ -40,9 +40,11 @@ def next_token(history: int) -> int:
     return history % 1009
 
 
-def window_state(name: str, page: int, window: int, group: int) -> StateRecord:
+def window_state(
+    name: str, page: int, window: int, group: int, tables: str = "window_tables"
+) -> StateRecord:
     shape = ("window_blocks", page, 1)
-    return StateRecord(name, "i64", shape, "i64", "window", 1, window, group)
+    return StateRecord(name, "i64", shape, "i64", "window", 1, window, group, tables)
 
 
 class Device:
@@ -80,8 +82,10 @@ class Device:
             stop = min(start + size, position + 1)
             block = self.states["all"][batch.block_tables[row, start // size], :, 0]
             assert block[: stop - start].tolist() == own[start + 1 : stop + 1], (request.id, start)
-        for state in self.layout.window.states if self.layout.window else ():
-            for where in range(first_row(state, position), position + 1):
+        for state in self._written(batch, row, position):
+            begin = int(batch.tail_starts[row]) if state.tables == TAIL_TABLES else 0
+            oldest = begin + first_row(state, position - begin)
+            for where in range(oldest, position + 1):
                 assert self._window(batch, row, state, where) == own[where + 1], (
                     request.id, state.name, where, position
                 )  # fmt: skip
@@ -92,21 +96,30 @@ class Device:
         return int(self.states["all"][batch.block_tables[row, page], offset, 0])
 
     def _window(self, batch: Batch, row: int, state: StateRecord, position: int) -> int:
-        page, offset = self._page(batch, row, position)
+        page, offset = self._page(batch, row, state, position)
         return int(self.states[state.name][page, offset, 0])
 
-    def _page(self, batch: Batch, row: int, position: int) -> tuple[int, int]:
+    def _written(self, batch: Batch, row: int, position: int) -> list[StateRecord]:
+        """States that get a row for a position: those of the tail only from its start on."""
         assert self.layout.window is not None
+        is_tail = position >= batch.tail_starts[row]
+        return [s for s in self.layout.window.states if is_tail or s.tables != TAIL_TABLES]
+
+    def _page(
+        self, batch: Batch, row: int, state: StateRecord, position: int
+    ) -> tuple[int, int]:
+        assert self.layout.window is not None
+        tables = getattr(batch, state.tables)
+        position -= int(batch.tail_starts[row]) if state.tables == TAIL_TABLES else 0
         number, offset = divmod(position, self.layout.window.page_positions)
-        return int(batch.window_tables[row, number % batch.window_tables.shape[1]]), offset
+        return int(tables[row, number % tables.shape[1]]), offset
 
     def _write(self, batch: Batch, row: int, position: int, made: int) -> None:
         page, offset = divmod(position, self.layout.blocks.page_positions)
         self.states["all"][batch.block_tables[row, page], offset, 0] = made
-        if self.layout.window:
-            page, offset = self._page(batch, row, position)
-            for state in self.layout.window.states:
-                self.states[state.name][page, offset, 0] = made
+        for state in self._written(batch, row, position):
+            page, offset = self._page(batch, row, state, position)
+            self.states[state.name][page, offset, 0] = made
 
 
 class Rig:
@@ -114,11 +127,14 @@ class Rig:
 
     def __init__(
         self, *, blocks: int, pages: int, block: int = 4, page: int = 3, window: int = 5,
-        group: int = 2, most: int = 6, requests: int = 4, **kept: int,
+        group: int = 2, most: int = 6, requests: int = 4, replay: int | None = None, **kept: int,
     ) -> None:  # fmt: skip
         states = (window_state("keys", page, window, 1),
-                  window_state("pending", page, 2 * group, group))  # fmt: skip
-        every = StateRecord("all", "i64", ("cache_blocks", block, 1), "i64", "block", 1, 0, 1)
+                  window_state("pending", page, 2 * group, group),
+                  window_state("tail", page, window, 1, TAIL_TABLES))  # fmt: skip
+        states = states[: 2 if replay is None else 3]
+        every = StateRecord("all", "i64", ("cache_blocks", block, 1), "i64", "block", 1, 0, 1,
+                            "block_tables")  # fmt: skip
         reach = max(window, 2 * group)
         layout = CacheLayout(PoolLayout("block", block, (every,)),
                              PoolLayout("window", page, states), reach,
@@ -126,7 +142,8 @@ class Rig:
         self.device = Device(layout, {"block": blocks, "window": pages})
         self.blocks, self.pages = BlockPool(blocks, block), BlockPool(pages, page)
         self.cache = Cache(
-            self.blocks, WindowPages(pool=self.pages, reach=reach, width=layout.ring_width),
+            self.blocks,
+            WindowPages(pool=self.pages, reach=reach, width=layout.ring_width, replay=replay),
             memory=StateMemory(self.device, layout), settings=CacheSettings(**kept),
         )  # fmt: skip
         self.scheduler = Scheduler(self.cache, max_tokens_per_step=most, max_requests=requests)
@@ -148,8 +165,9 @@ class Rig:
     def clear(self) -> None:
         """Overwrite what nobody holds."""
         self.device.states["all"][self.blocks._free] = FREE
-        for name in ("keys", "pending"):
-            self.device.states[name][self.pages._free] = FREE
+        for name, state in self.device.states.items():
+            if name != "all":
+                state[self.pages._free] = FREE
 
     def check(self) -> None:
         """Every page is free, or held by exactly those the pool counts."""
@@ -161,7 +179,7 @@ class Rig:
             held[list(snapshot.blocks)] += 1
         assert held.tolist() == self.blocks._holders
         assert sorted(self.blocks._free) == np.flatnonzero(held == 0).tolist()
-        pages = [p for t in tables if t.window is not None for p in t.window.pages]
+        pages = [p for t in tables for w in t.windows for p in w.pages]
         assert sorted([*pages, *self.pages._free]) == list(range(self.pages.num_blocks))
 
 
@@ -188,12 +206,14 @@ class Traffic(RuleBasedStateMachine):
         page=st.integers(1, 5), window=st.integers(1, 7), group=st.integers(1, 4),
         most=st.integers(1, 9), requests=st.integers(1, 5), retained=st.integers(0, 4),
         snapshot_interval=st.integers(0, 6), snapshots_kept=st.integers(0, 3),
+        replay=st.none() | st.integers(1, 9),
     )  # fmt: skip
     def start(self, *, blocks: int, spare: int, page: int, window: int, group: int,
-              retained: int, **sizes: int) -> None:  # fmt: skip
+              retained: int, replay: int | None, **sizes: int) -> None:  # fmt: skip
         kept = ring_pages(max(window, 2 * group) + retained, 1, page)
+        kept *= 1 if replay is None else 2
         self.rig = Rig(blocks=blocks, pages=kept + spare, page=page, window=window, group=group,
-                       retained=retained, **sizes)  # fmt: skip
+                       retained=retained, replay=replay, **sizes)  # fmt: skip
 
     @property
     def scheduler(self) -> Scheduler:

@@ -82,9 +82,9 @@ class Held:
             start, self.computed = self.computed, self.computed + step
             assert self.cache.make_room(self.tables, start, stop=self.computed,
                                         window_stop=self.computed)  # fmt: skip
-            assert self.tables.window is not None
+            pages = list(self.tables.windows[0].pages)
             for pool, ids in ((self.layout.blocks, self.tables.blocks.blocks.tolist()),
-                              (self.layout.window, list(self.tables.window.pages))):  # fmt: skip
+                              (self.layout.window, pages)):  # fmt: skip
                 for state in pool.states if pool else ():
                     self.states[state.name][ids] = 1
             self.cache.settle(self.tables, start, self.computed)
@@ -98,8 +98,8 @@ class Held:
     @property
     def window_bytes(self) -> int:
         """Bytes of the window pages it holds."""
-        assert self.layout.window is not None and self.tables.window is not None
-        pages = list(self.tables.window.pages)
+        assert self.layout.window is not None
+        pages = list(self.tables.windows[0].pages)
         return sum(self.states[s.name][pages].nbytes for s in self.layout.window.states)
 
 

@@ -278,5 +278,5 @@ class Served:
         assert sorted(self.cache.blocks._free) == np.flatnonzero(holders == 0).tolist()
         assert self.cache.window is not None
         pool = self.cache.window.pool
-        pages = [p for t in tables if t.window for p in t.window.pages]
+        pages = [p for t in tables for w in t.windows for p in w.pages]
         assert sorted([*pages, *pool._free]) == list(range(pool.num_blocks))
