@@ -101,6 +101,12 @@ def paged_step(graph: Graph, rows: int, seed: int, *, requests: int = 3, pages: 
     for name, ring in _RINGS.items():
         held = used.get(ring, pages)
         known[name] = r.permutation(requests * pages).reshape(requests, pages)[:, :held]
+    for node in graph.nodes:  # slots of a step are distinct, some rows store nothing
+        if node.op == "append_rows" and node.inputs[2] in {i.name for i in graph.inputs}:
+            extents = graph.type_of(node.inputs[0]).shape[:2]
+            capacity = evaluate(extents[0], used) * evaluate(extents[1], used)
+            slots = r.permutation(capacity)[:rows]
+            known.setdefault(node.inputs[2], np.where(r.random(rows) < 0.2, -1, slots))
     known = {name: array.astype(np.int32) for name, array in known.items()}
     inputs = {}
     for declared in graph.inputs:

@@ -19,7 +19,7 @@ from tilewright.codegen.plan import Bucket, Candidate, Chooser
 from tilewright.codegen.select import Choice
 from tilewright.codegen.target import Target
 from tilewright.codegen.tune import candidates
-from tilewright.graph import Graph, Input, State, Weight, WeightExpr
+from tilewright.graph import Graph, Input, Weight, WeightExpr
 from tilewright.graph.dims import evaluate
 from tilewright.graph.types import I32
 
@@ -54,14 +54,14 @@ def joined(parts: Iterable[Body], shared: Graph) -> Graph:
     ints = {i.name for i in shared.inputs if i.type.dtype == I32}
     inputs = {i.name: i for i in shared.inputs if i.name in ints}
     for index, part in enumerate(parts):
-        result = _with_body(result, f"b{index}.", part, ints, inputs)
+        result = _with_body(result, f"b{index}.", part, ints, inputs, shared)
     read = {i for n in result.nodes for i in n.inputs}
     inputs = {name: i for name, i in inputs.items() if name in read}
     return replace(result, inputs=tuple(inputs.values()))
 
 
 def _with_body(
-    graph: Graph, tag: str, part: Body, ints: set[str], inputs: dict[str, Input]
+    graph: Graph, tag: str, part: Body, ints: set[str], inputs: dict[str, Input], shared: Graph
 ) -> Graph:
     body = part.graph
     name = {v: part.binding[v] if part.binding.get(v) in ints else tag + v for v in body.types}
@@ -70,7 +70,11 @@ def _with_body(
     final = {s: name[s] for s in body.state} | {s: name[v] for s, v in body.state_outputs}
     return replace(
         graph,
-        states=graph.states + tuple(State(name[s.name], s.type) for s in body.states),
+        states=graph.states
+        + tuple(
+            replace(shared.state.get(part.binding[s.name], s), name=name[s.name], type=s.type)
+            for s in body.states
+        ),
         weights=graph.weights
         + tuple(
             Weight(name[w.name], w.type, WeightExpr("tensor", (name[w.name],)))

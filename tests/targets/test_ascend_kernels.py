@@ -28,7 +28,6 @@ TARGET = ascend950_target("950-4+model")
 TOLERANCE = {"float32": 3e-4, "bfloat16": 2.0**-7, "int32": 0.0}
 KERNELS = (
     "embedding",
-    "sin",
     "layers.0.append_v",
     "layers.0.attend",
     "layers.0.q_proj",

@@ -60,7 +60,7 @@ def test_usage_errors(call: Call, arguments: list[str], sentence: str) -> None:
     ("arguments", "place"),
     [([], "tilewright"), (["fly"], "tilewright"), (["generate"], "tilewright generate"),
      (["generate", "a", "--top-q", "1"], "tilewright generate"), (["tune"], "tilewright tune"),
-     (["compile", "m"], "tilewright compile"), (["--loud"], "tilewright")],
+     (["compile", "--fly"], "tilewright compile"), (["--loud"], "tilewright")],
 )  # fmt: skip
 def test_usage_errors_of_the_parser_say_where_help_is(
     call: Call, arguments: list[str], place: str

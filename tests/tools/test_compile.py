@@ -82,7 +82,7 @@ def test_no_compiler(call: Call, model: Path, tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (["--target", "gpu"],
-         "target 'gpu': unknown: have cpu, sm90, sm100 (cpu:x86-64-v3, cpu:x86-64-v4, "
+         "target 'gpu': unknown: have cpu, ascend950, sm90, sm100 (cpu:x86-64-v3, cpu:x86-64-v4, "
          "cpu:x86-64-v4-bf16, cpu:aarch64)"),
         (["--target", "cpu:z80"],
          "cpu variant 'z80': unknown: have x86-64-v3, x86-64-v4, x86-64-v4-bf16, aarch64"),
