@@ -61,7 +61,7 @@ def _token(b: GraphBuilder) -> Token:
     rows = b.dim("tokens", Role.BATCH, upper=ROWS)
     positions, requests = b.input("positions", I32, rows), b.input("request_rows", I32, rows)
     owners = b.dim("requests", Role.BATCH, upper=4)
-    tables = b.input("tables", I32, owners, b.dim("ring", Role.CONTEXT, upper=8))
+    tables = b.input("block_tables", I32, owners, b.dim("ring", Role.CONTEXT, upper=8))
     return Token(rows, owners, positions, requests, tables)
 
 
