@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.codegen.emit.ascendc_host import Launch, entry, extent
+from tilewright.codegen.emit.ascendc_host import Launch, entry
 from tilewright.codegen.emit.ascendc_rows import SIZES, THREADS, AscendRows
 from tilewright.codegen.emit.cpp import environment, row_extent
+from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.source import KernelSource
@@ -53,7 +54,7 @@ def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
         name, body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes
     )
     pointers = [f"({ctype}*){tensor}->data" for ctype, tensor in tensors]
-    call = f"{name}({', '.join([*pointers, f'(int32_t)({extent(to_json(rows))})'])})"
+    call = f"{name}({', '.join([*pointers, f'(int32_t)({cpp_extent(to_json(rows))})'])})"
     return [text], [Launch(name, "vector", call)]
 
 
@@ -67,7 +68,7 @@ def _argmax(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
         name=name, x=x, out=node.name, width=width, part=ARGMAX_PART, threads=THREADS
     )  # fmt: skip
     given = f"(float*){x}->data, (int32_t*){node.name}->data"
-    call = f"{name}({given}, (int32_t)({extent(to_json(rows))}))"
+    call = f"{name}({given}, (int32_t)({cpp_extent(to_json(rows))}))"
     return [text], [Launch(name, "vector", call)]
 
 

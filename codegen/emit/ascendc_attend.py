@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tilewright.codegen.arguments import ancestors
-from tilewright.codegen.emit.ascendc_host import Launch, extent
+from tilewright.codegen.emit.ascendc_host import Launch
 from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.cpp import environment, print_scalar_const
+from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.expr import print_scalar
@@ -48,7 +49,7 @@ def attend(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
         **named, **sizes, **types,
     )  # fmt: skip
     tokens, stride = (
-        extent(to_json(d)) for d in (anchor.type.shape[0], body.type_of(tables).shape[1])
+        cpp_extent(to_json(d)) for d in (anchor.type.shape[0], body.type_of(tables).shape[1])
     )
     given = [f"({ctype}*){tensor}->data" for ctype, tensor in pointers]
     call = f"{name}({', '.join([*given, f'(int32_t)({tokens})', f'(int32_t)({stride})'])})"

@@ -16,9 +16,14 @@ from tilewright.codegen.arguments import (
     argument_names,
     int_names,
     matrix_weights,
-    needs_scratch,
 )
 from tilewright.codegen.body import root_of
+from tilewright.codegen.emit.cpp_host import (
+    cpp_extent,
+    opening,
+    tensor_checks,
+    workspace_check,
+)
 from tilewright.codegen.emit.cpp_index import select_variables
 from tilewright.codegen.emit.cpp_latent import latent_variables
 from tilewright.codegen.emit.cpp_route import place, routing
@@ -31,7 +36,7 @@ from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
-from tilewright.graph.dims import Dim, DimJson, to_json
+from tilewright.graph.dims import Dim, to_json
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
@@ -86,22 +91,12 @@ def _members(body: Graph) -> str:
 
 def _entry(spec: KernelSpec, call: str) -> str:
     """The exported function: checks its arguments, then runs the kernel."""
-    body, names = spec.body, argument_names(spec.body)
-    scratch = needs_scratch(spec.kind)
-    ints = int_names(body)
-    first_int = len(names) + scratch
-    lines = [f"TW_KERNEL({spec.symbol}) {{", f"  TW_ARGUMENTS({first_int + len(ints)});"]
-    for position, decl in enumerate(body.dims, start=first_int):
-        lines.append(f"  TW_INT({decl.name}, {position}, {decl.lower}, {decl.upper});")
+    body, names, ints = spec.body, argument_names(spec.body), int_names(spec.body)
+    lines = opening(spec)
     for position, name in enumerate(names):
-        kind, type_ = _storage(body, name), spec.stored_type(name)
-        packed = name in matrix_weights(body)
-        ndim = 1 if packed else max(type_.rank, 1)
-        lines.append(f"  TW_TENSOR({name}, {position}, {kind.code}, {kind.bits}, {ndim});")
-        for axis, extent in enumerate(() if packed else type_.shape):
-            lines.append(f"  TW_EXTENT({name}, {axis}, {_extent(to_json(extent))});")
-    if scratch:
-        lines.append(f"  TW_TENSOR(workspace, {len(names)}, kDLUInt, 8, 1);")
+        shape = None if name in matrix_weights(body) else spec.stored_type(name).shape
+        lines += tensor_checks(name, position, _storage(body, name), shape)
+    lines += workspace_check(spec)
     members = [f"({_const(body, n)}{_storage(body, n).ctype}*){n}->data" for n in names]
     lines.append(f"  k_{spec.symbol}::Args arguments = {{{', '.join([*members, *ints])}}};")
     return "\n".join([*lines, *("  " + line for line in call.splitlines()), "  return 0;", "}"])
@@ -110,23 +105,6 @@ def _entry(spec: KernelSpec, call: str) -> str:
 def _const(body: Graph, name: str) -> str:
     written = {value for _, value in body.outputs} | {s for s, _ in body.state_outputs}
     return "" if name in written else "const "
-
-
-def _extent(tree: DimJson) -> str:
-    """Print an extent in the names of the kernel's ints."""
-    if not isinstance(tree, list):
-        return str(tree)
-    head, *args = tree
-    texts = [_extent(a) for a in args]
-    match head:
-        case "add":
-            return "(" + " + ".join(texts) + ")"
-        case "mul":
-            return "(" + " * ".join(texts) + ")"
-        case "ceildiv":
-            return f"(({texts[0]} + {texts[1]} - 1) / {texts[1]})"
-        case _:
-            raise LowerError(f"extent '{tree}': has no C++ form: want +, *, ceildiv")
 
 
 def _rows_expression(rows: Dim) -> str:
@@ -172,7 +150,8 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     k = constant(body.type_of(activation).shape[-1])
     rows = anchors[0].type.shape[0]
     prologue, direct = _prologue(spec, activation, rows)
-    call = f"k_{spec.symbol}::run(arguments, {_extent(to_json(rows))}, (uint8_t*)workspace->data);"
+    count = cpp_extent(to_json(rows))
+    call = f"k_{spec.symbol}::run(arguments, {count}, (uint8_t*)workspace->data);"
     schedule = dict(spec.schedule.values)
     names = {"form": ("stream", "slab"), "split": ("rows", "panels")}
     chosen: dict[str, Any] = {
@@ -318,7 +297,8 @@ def _attend(spec: KernelSpec) -> Mapping[str, Any]:
     tokens = anchor.type.shape[0]
     stride = _rows_expression(body.type_of(tables).shape[1])
     call = (
-        f"k_{spec.symbol}::run(arguments, {_extent(to_json(tokens))}, (uint8_t*)workspace->data);"
+        f"k_{spec.symbol}::run(arguments, {cpp_extent(to_json(tokens))}, "
+        "(uint8_t*)workspace->data);"
     )
     caches = {"f32": "float32", "bf16": "bfloat16"}
     return {
@@ -361,7 +341,7 @@ def _select(spec: KernelSpec) -> Mapping[str, Any]:
 
 
 def _run_over_tokens(spec: KernelSpec, tokens: Dim) -> str:
-    count = _extent(to_json(tokens))
+    count = cpp_extent(to_json(tokens))
     return f"k_{spec.symbol}::run(arguments, {count}, (uint8_t*)workspace->data);"
 
 

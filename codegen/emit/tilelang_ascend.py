@@ -11,8 +11,9 @@ from typing import Any
 from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.ascendc import row_program
-from tilewright.codegen.emit.ascendc_host import Launch, entry, extent
+from tilewright.codegen.emit.ascendc_host import Launch, entry
 from tilewright.codegen.emit.cpp import environment, sections_of
+from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import prelude, print_scalar
 from tilewright.codegen.source import KernelSource
@@ -74,7 +75,7 @@ def _prologue(spec: KernelSpec, value: str, rows: Dim) -> tuple[str, Launch]:
         f"({ctype}*){'workspace' if tensor == 'activation' else tensor}->data"
         for ctype, tensor in tensors
     ]
-    call = f"{name}({', '.join([*given, f'(int32_t)({extent(to_json(rows))})'])})"
+    call = f"{name}({', '.join([*given, f'(int32_t)({cpp_extent(to_json(rows))})'])})"
     return text, Launch(name, "vector", call)
 
 
@@ -85,7 +86,7 @@ def _arguments(
     source = "workspace" if activation == "activation" else activation
     found = {
         "x": f"(bfloat16_t*){source}->data",
-        "rows": f"(int32_t)({extent(to_json(rows))})",
+        "rows": f"(int32_t)({cpp_extent(to_json(rows))})",
     }
     for weight in kernel["weights"]:
         found[weight["name"]] = f"(bfloat16_t*){weight['tensor']}->data"

@@ -8,13 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
+from tilewright.codegen.emit.cpp_host import (
+    cpp_extent,
+    opening,
+    tensor_checks,
+    workspace_check,
+)
 from tilewright.codegen.emit.cpp_types import PACKED, storage
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_values import triton_type
 from tilewright.codegen.pack_gpu import block_layout, sections
 from tilewright.codegen.spec import KernelSpec
-from tilewright.graph.dims import DimJson, to_json
-from tilewright.graph.errors import LowerError
+from tilewright.graph.dims import DimJson
 from tilewright.graph.types import BlockFormat
 
 _POINTERS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
@@ -84,35 +89,13 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
     return "\n".join([*lines, ")"])
 
 
-def cpp_extent(tree: DimJson) -> str:
-    """Print an extent in the names of the kernel's ints."""
-    if not isinstance(tree, list):
-        return str(tree)
-    head, *args = tree
-    texts = [cpp_extent(a) for a in args]
-    match head:
-        case "add":
-            return "(" + " + ".join(texts) + ")"
-        case "mul":
-            return "(" + " * ".join(texts) + ")"
-        case "ceildiv":
-            return f"(({texts[0]} + {texts[1]} - 1) / {texts[1]})"
-        case _:
-            raise LowerError(f"extent '{tree}': has no C++ form: want +, *, ceildiv")
-
-
 def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) -> str:
     """Return the exported function; `scratch` bytes of workspace must be there."""
-    body, names, ints = spec.body, argument_names(spec.body), int_names(spec.body)
-    has_scratch = needs_scratch(spec.kind)
-    first_int = len(names) + has_scratch
-    lines = [f"TW_KERNEL({spec.symbol}) {{", f"  TW_ARGUMENTS({first_int + len(ints)});"]
-    for position, decl in enumerate(body.dims, start=first_int):
-        lines.append(f"  TW_INT({decl.name}, {position}, {decl.lower}, {decl.upper});")
+    names, lines = argument_names(spec.body), opening(spec)
     for position, name in enumerate(names):
         lines += _tensor_checks(spec, name, position)
-    if has_scratch:
-        lines.append(f"  TW_TENSOR(workspace, {len(names)}, kDLUInt, 8, 1);")
+    lines += workspace_check(spec)
+    if needs_scratch(spec.kind):
         lines.append(f"  TW_AT_LEAST(workspace, {cpp_extent(scratch)});")
     for name in names[1:]:
         lines.append(f"  TW_SAME_DEVICE({name}, {names[0]});")
@@ -123,17 +106,10 @@ def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) ->
 
 def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
     type_ = spec.stored_type(name)
-    packed = isinstance(type_.dtype, BlockFormat)
-    kind = PACKED if packed else storage(type_.dtype)
-    ndim = 1 if packed else max(type_.rank, 1)
-    lines = [f"  TW_TENSOR({name}, {position}, {kind.code}, {kind.bits}, {ndim});"]
-    if packed:
-        places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
-        return [*lines, f"  TW_EXTENT({name}, 0, {places.end});"]
-    return lines + [
-        f"  TW_EXTENT({name}, {axis}, {cpp_extent(to_json(extent))});"
-        for axis, extent in enumerate(type_.shape)
-    ]
+    if not isinstance(type_.dtype, BlockFormat):
+        return tensor_checks(name, position, storage(type_.dtype), type_.shape)
+    places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
+    return tensor_checks(name, position, PACKED, (places.end,))
 
 
 def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
