@@ -1,0 +1,41 @@
+"""What the records of NVIDIA chips share; each chip gives its name, its numbers and its kernels."""
+
+from __future__ import annotations
+
+from tilewright.codegen.target import KernelTemplate, Target
+from tilewright.graph.errors import TargetError
+
+
+def nvidia_target(
+    capability: int,
+    kernels: tuple[KernelTemplate, ...],
+    *,
+    peak_flops: float,
+    peak_bandwidth: float,
+) -> Target:
+    """Return the record of a chip; rates per second, `capability` 90 for compute capability 9.0."""
+    return Target(
+        name=f"sm{capability}",
+        variant=f"sm{capability}a",
+        language="triton",
+        features=(f"sm_{capability}a",),
+        flags=("enable_fp_fusion=False",),
+        machine="x86_64",
+        lanes=256,
+        attend_chunk=128,
+        attend_chunks=(64, 128, 256),
+        scale_order="dequantise",
+        peak_flops=peak_flops,
+        peak_bandwidth=peak_bandwidth,
+        buckets=(1, 4, 8, 16, 32, 64, 128, 256),
+        kernels=kernels,
+        invariance="unproven",
+        atom="mma",
+    )
+
+
+def only_variant(target: Target, variant: str | None) -> Target:
+    """Return the target; TargetError for a variant it does not have."""
+    if variant not in (None, target.variant):
+        raise TargetError(f"{target.name} variant '{variant}': unknown: have {target.variant}")
+    return target
