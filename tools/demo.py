@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
 
 def continue_text(engine: runtime.Engine) -> None:
     """Stream a sampled continuation of a sentence like those the small model was trained on."""
-    print(f"models/small, a DeepSeek-V4.1 of 11.5 M parameters that knows two old books\n> {OPENING}")
+    print("models/small, a DeepSeek-V4.1 of 11.5 M parameters that knows two old books")
+    print(f"> {OPENING}")
     params = runtime.SamplingParams(max_tokens=CONTINUED, temperature=TEMPERATURE, seed=SEED)
     _stream(engine, OPENING, params)
 
