@@ -83,7 +83,11 @@ class KernelTemplate:
 
 @dataclass(frozen=True)
 class Target:
-    """A validated record of a chip variant. Rates are per second: flops, bytes."""
+    """A validated record of a chip variant. Rates are per second: flops, bytes.
+
+    `tuned` names the target whose committed records choose schedules; none where they are kept
+    on the machine that measured them.
+    """
 
     name: str
     variant: str
@@ -101,6 +105,7 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
+    tuned: str = ""
     macros: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
