@@ -74,7 +74,9 @@ class KernelTemplate:
 
 @dataclass(frozen=True)
 class Target:
-    """A validated record of a chip variant. Rates are per second: flops, bytes."""
+    """A validated record of a chip variant. Rates are per second: flops, bytes.
+
+    `full_columns`: sums of one row that fill the chip; fewer are taken in segments. 0: never."""
 
     name: str
     variant: str
@@ -92,6 +94,7 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
+    full_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tilewright.codegen.target import KernelTemplate, Target
 from tilewright.graph.errors import TargetError
 
+FULL_COLUMNS = 16384  # 256 programs of 64 columns on about 140 cores
+
 
 def nvidia_target(
     capability: int,
@@ -31,6 +33,7 @@ def nvidia_target(
         kernels=kernels,
         invariance="unproven",
         atom="mma",
+        full_columns=FULL_COLUMNS,
     )
 
 

@@ -131,12 +131,11 @@ def _row_dim(body: Graph) -> str:
 
 
 def _memory(spec: KernelSpec, name: str) -> tuple[str, list[Any]]:
-    from tilewright.codegen.pack_gpu import sections
+    from tilewright.codegen.pack_gpu import packed_bytes
 
     type_ = spec.stored_type(name)
     if isinstance(type_.dtype, BlockFormat):
-        n, k = (evaluate(d, {}) for d in type_.shape)
-        return "u8", [sections(type_.dtype.name, n, k).end]
+        return "u8", [packed_bytes(type_)]
     return type_.dtype.name, [to_json(d) for d in type_.shape]
 
 
