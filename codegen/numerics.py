@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import Numerics
 from tilewright.codegen.target import Target
 from tilewright.graph import Graph, Node, Role
@@ -109,12 +110,15 @@ def segment_length(k: int, segments: int) -> int:
 
 def _segments(body: Graph, target: Target) -> int:
     """Parts of K for as many sums as fill the chip when there is one row: a power of two, each of
-    at least four units."""
+    at least two units."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
-    columns = sum(int(product(n.type.shape[1:])) for n in anchors)
+    columns = 0  # of products that meet, those of one count
+    for nodes in sections_of(body, anchors):
+        first = next(n for n in nodes if op_def(n.op).kind is Kind.CONTRACT)
+        columns += int(product(first.type.shape[1:]))
     segments = 1
-    while columns * segments * 2 <= target.full_columns and k >= segments * 8 * SEGMENT_UNIT:
+    while columns * segments * 2 <= target.full_columns and k >= segments * 4 * SEGMENT_UNIT:
         segments *= 2
     return segments
 

@@ -1,12 +1,14 @@
 """Pack fp8 (e4m3) and fp4 (e2m1) weights with power-of-two scales for GPU kernels, and back.
 
-A span is 128 values of k. A word holds four codes: plane j (the j-th 8 or 4 bits from below) of
-word i is k = 32 j + i of its span. Words lie [panel, span, 16 rows, 32]; after them, 256-byte
-aligned, the scales: [panel, span, 16 rows] of four bytes, one per plane. Absent rows and values of
-k are zeros. A stack of matrices is one after the other.
+A span is 128 values of k. A word holds four codes: plane j of word i is k = 32 j + i of its span.
+Words lie [panel, span, 16 rows, 32]; after them, 256-byte aligned, the scales: [panel, span,
+16 rows] of four bytes, one per plane. Absent rows and values of k are zeros. A stack of matrices is
+one after the other.
 
 templates/triton/tw_codes.triton decodes to 2^-down of the value: an exact fp32 product of a code's
-bits and a scale's, for all weights that any model has.
+bits and a scale's. Bits of most codes lie in the word as they do in an fp32 number, the sign so far
+above the rest, so that a shift and a mask are all it takes; one code fills the gaps, placed so that
+one multiplication brings its parts together.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ Bytes = NDArray[np.uint8]
 @dataclass(frozen=True)
 class WordLayout:
     """One format: bits of a code, integer type of its words, binary places values are down by, the
-    lowest scale whose products are normal bf16."""
+    lowest scale whose products are normal bf16, and where parts of each plane's code go: (bits,
+    places up)."""
 
     code_bits: int
     word: str
     down: int
     lowest: int
+    planes: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
     def word_bytes(self) -> int:
@@ -44,9 +48,15 @@ class WordLayout:
 
 
 WORD_LAYOUTS = {
-    "fp8_e4m3": WordLayout(8, "<u4", 120 - _UP, 28),
-    "fp4_e2m1": WordLayout(4, "<u2", 126 - _UP, 26),
-}
+    "fp8_e4m3": WordLayout(
+        8, "<u4", 120 - _UP, 28,
+        (((0x7F, 0), (0x80, 4)), ((0x7F, 12), (0x80, 16)), ((0xFF, 24),), ((0x0F, 7), (0xF0, 15))),
+    ),
+    "fp4_e2m1": WordLayout(
+        4, "<u2", 126 - _UP, 26,
+        (((7, 0), (8, 6)), ((7, 3), (8, 9)), ((7, 6), (8, 12)), ((3, 13), (12, 8))),
+    ),
+}  # fmt: skip
 
 
 def spans(k: int) -> int:
@@ -78,8 +88,10 @@ def pack_words(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
     padded = np.pad(codes, ((0, -n % ROWS), (0, -k % SPAN)))
     planes = padded.reshape(panels, ROWS, spans(k), 4, PLANE).transpose(0, 2, 1, 3, 4)
     words = np.zeros((panels, spans(k), ROWS, PLANE), layout.word)
-    for plane in range(4):
-        words |= planes[..., plane, :].astype(layout.word) << (layout.code_bits * plane)
+    for plane, parts in enumerate(layout.planes):
+        code = planes[..., plane, :].astype(layout.word)
+        for bits, up in parts:
+            words |= (code & bits) << up
     empty = ~(codes & ((1 << (layout.code_bits - 1)) - 1)).reshape(n, -1, PLANE).any(-1)
     groups = np.where(empty, np.uint8(_ONE), groups)
     _check_range(name, groups)
@@ -101,9 +113,8 @@ def unpack_words(name: str, packed: Bytes, n: int, k: int) -> Unpacked:
         )
     layout, panels, start = WORD_LAYOUTS[name], -(-n // ROWS), scales_at(name, n, k)
     words = packed[:start].view(layout.word).reshape(panels, spans(k), ROWS, PLANE)
-    mask = (1 << layout.code_bits) - 1
-    planes = [words >> (layout.code_bits * p) & mask for p in range(4)]
-    codes = np.stack(planes, 3).astype(np.uint8).transpose(0, 2, 1, 3, 4)
+    planes = [sum(words >> up & bits for bits, up in parts) for parts in layout.planes]
+    codes: Array = np.stack(planes, 3).astype(np.uint8).transpose(0, 2, 1, 3, 4)
     codes = codes.reshape(panels * ROWS, -1)[:n, :k]
     raw = packed[start : start + panels * spans(k) * ROWS * 4]
     scales = raw.reshape(panels, spans(k), ROWS, 4).transpose(0, 2, 1, 3)
@@ -115,7 +126,7 @@ def unpack_words(name: str, packed: Bytes, n: int, k: int) -> Unpacked:
 
 def _codes(name: str, found: Unpacked) -> Bytes:
     """Return one byte per code, [n, k]."""
-    codes = found.codes
+    codes: Array | None = found.codes
     if codes is None or found.d is None:
         raise LowerError(f"weight format '{name}': codes or scales are missing")
     if WORD_LAYOUTS[name].code_bits == 4:

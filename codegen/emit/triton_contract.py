@@ -7,7 +7,6 @@ from typing import Any
 
 from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
-from tilewright.codegen.emit.cpp import sections_of
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import (
     Launch,
@@ -18,6 +17,7 @@ from tilewright.codegen.emit.triton_host import (
     workspace_pointers,
 )
 from tilewright.codegen.emit.triton_route import (
+    num_blocks,
     num_slots,
     result_rows,
     route_launches,
@@ -31,6 +31,7 @@ from tilewright.codegen.emit.triton_weights import matrix_strides
 from tilewright.codegen.numerics import segment_length
 from tilewright.codegen.pack_gpu import block_layout
 from tilewright.codegen.pack_words import ROWS, WORD_LAYOUTS, spans
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import KernelSpec, Schedule
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import DimJson, to_json
@@ -54,7 +55,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     computed = value in body.node
     work, scratch = workspace_pointers(workspace_parts(body, spec.numerics.segments, spec.schedule))
     sections, blocks = _sections(spec, anchors)
-    split = _split(spec, anchors) if schedule.get("split") else None
+    split = _split(spec, anchors) if schedule["split"] else None
     launches = _launches(spec, anchors, blocks, sections, work)
     prologue: list[str] = []
     if computed:
@@ -72,7 +73,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "k": k,
         "num_rows": to_json(rows),
         "slots": num_slots(anchors[0]),
-        "route": route_texts(body, anchors[0], schedule["bm"]),
+        "route": route_texts(body, anchors[0], schedule),
         "activation": "activation" if computed else value,
         "cast": cast,
         "precision": IEEE if cast == "float32" else "",
@@ -83,6 +84,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "segment": segment_length(k, spec.numerics.segments),
         "split": split,
         "sections": sections,
+        "words": any(w["form"] == "words" for s in sections for w in s["walks"]),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
     }
@@ -100,8 +102,8 @@ def workspace_parts(
         size = {"float32": 4}.get(dtype, 2)
         rows = to_json(anchors[0].type.shape[0])
         parts["activation"] = (_SHORT[dtype], ["mul", rows, width * size])
-    parts.update(route_parts(body, anchors[0], schedule.values["bm"]))
-    if schedule.values.get("split"):
+    parts.update(route_parts(body, anchors[0], schedule.values))
+    if schedule.values["split"]:
         columns = sum(constant(a.type.shape[-1]) for a in anchors)
         parts["parts"] = ("fp32", ["mul", result_rows(anchors[0]), columns * segments * 4])
     return parts
@@ -132,15 +134,16 @@ def _launches(
     """Kernels after the prologue, in order."""
     schedule = spec.schedule.values
     first = anchors[0]
-    launches = route_launches(spec.body, first, work)
-    split = bool(schedule.get("split"))
-    row_blocks = route_texts(spec.body, first, schedule["bm"])
-    grid: DimJson = ["ceildiv", to_json(first.type.shape[0]), schedule["bm"]]
+    launches = route_launches(spec.body, first, schedule, work)
+    split = bool(schedule["split"])
+    row_blocks: DimJson = ["ceildiv", to_json(first.type.shape[0]), schedule["bm"]]
+    if stacked(first):
+        row_blocks = num_blocks(spec.body, first, schedule)
     launches.append(
         Launch(
             "contract",
             (
-                row_blocks["num_blocks_json"] if row_blocks else grid,
+                row_blocks,
                 blocks,
                 spec.numerics.segments if split else 1,
             ),
@@ -263,7 +266,7 @@ def _epilogue(
     rows, slots = anchors[0].type.shape[0], num_slots(anchors[0])
     known = {a.name: f"acc_{a.name}" for a in anchors}
     row = Index("row", "here")
-    index = (Index("col", f"col < {n}" if ragged else ""),)
+    index: tuple[Index, ...] = (Index("col", f"col < {n}" if ragged else ""),)
     if slots:
         row, index = Index(f"(row // {slots})", "here"), (Index(f"(row % {slots})", "here"), *index)
     values = Values(body, [m.name for m in nodes if m.name not in known], rows, row, known)

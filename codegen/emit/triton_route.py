@@ -30,47 +30,55 @@ def result_rows(anchor: Node) -> DimJson:
     return ["mul", tokens, slots] if slots else tokens
 
 
-def num_blocks(body: Graph, anchor: Node, block: int) -> DimJson:
-    """Return how many blocks of rows there are at most: one a row, or full ones and a part of one
-    for each matrix (ids that name none are one more)."""
+def num_blocks(body: Graph, anchor: Node, schedule: Mapping[str, int]) -> DimJson:
+    """Return how many blocks of rows there may be: one a row, or full ones and a part of one for
+    each matrix (ids that name none are one more)."""
     rows, matrices = result_rows(anchor), constant(body.type_of(anchor.inputs[1]).shape[0])
-    return ["min", rows, ["add", ["ceildiv", rows, block], matrices + 1]]
+    if not schedule["listed"]:
+        return rows
+    return ["min", rows, ["add", ["ceildiv", rows, schedule["bm"]], matrices + 1]]
 
 
-def route_parts(body: Graph, anchor: Node, block: int) -> Mapping[str, tuple[str, DimJson]]:
+def route_parts(
+    body: Graph, anchor: Node, schedule: Mapping[str, int]
+) -> Mapping[str, tuple[str, DimJson]]:
     """Return the buffers of the lists: first place of each matrix, rows in order, blocks."""
-    if not stacked(anchor):
+    if not stacked(anchor) or not schedule["listed"]:
         return {}
     matrices = constant(body.type_of(anchor.inputs[1]).shape[0])
     return {
         "starts": ("i32", (matrices + 2) * 4),
         "order": ("i32", ["mul", result_rows(anchor), 4]),
-        "table": ("i32", ["mul", num_blocks(body, anchor, block), 16]),
+        "table": ("i32", ["mul", num_blocks(body, anchor, schedule), 16]),
     }
 
 
-def route_texts(body: Graph, anchor: Node, block: int) -> Mapping[str, Any] | None:
+def route_texts(
+    body: Graph, anchor: Node, schedule: Mapping[str, int]
+) -> Mapping[str, Any] | None:
     """Return the template's `route`."""
     if not stacked(anchor):
         return None
     x, w, ids = anchor.inputs
-    matrices = constant(body.type_of(w).shape[0])
+    matrices, block = constant(body.type_of(w).shape[0]), schedule["bm"]
     rows = f"({to_json(anchor.type.shape[0])} * {num_slots(anchor)})"
     full = f"({rows} + {block - 1}) // {block} + {matrices + 1}"
     return {
+        "listed": bool(schedule["listed"]),
         "ids": ids,
         "matrices": matrices,
         "padded": power_of_two(matrices + 1),
         "num_rows": rows,
         "num_blocks": f"tl.minimum({rows}, {full})",
-        "num_blocks_json": num_blocks(body, anchor, block),
         "shared": body.type_of(x).rank == 2,
     }
 
 
-def route_launches(body: Graph, anchor: Node, work: tuple[Pointer, ...]) -> list[Launch]:
+def route_launches(
+    body: Graph, anchor: Node, schedule: Mapping[str, int], work: tuple[Pointer, ...]
+) -> list[Launch]:
     """Return the kernels that build the lists."""
-    if not stacked(anchor):
+    if not stacked(anchor) or not schedule["listed"]:
         return []
     matrices = constant(body.type_of(anchor.inputs[1]).shape[0])
     return [

@@ -44,6 +44,7 @@ def _refuses_stack(body: Graph, node: Node, anchors: list[Node]) -> str | None:
     return None
 
 
+_LED_ROWS = 256
 # Rows, columns, values of k of a tile; warps; stages of its loads.
 _Tile = tuple[int, int, int, int, int]
 
@@ -62,16 +63,32 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         meets = -(-rows * slots // matrices)
     few = meets <= _few_up_to(body, anchors)
     ordered = [*_tiles(body, anchors, few=few), *_tiles(body, anchors, few=not few)]
-    if few is False and meets >= 256 and ordered[0] in _MANY:
+    if not few and meets >= 256 and ordered[0] in _MANY:
         # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
         ordered = [(128, 128, 64, 8, 3), *ordered]
-    forms = (0,) if numerics.segments == 1 else (1, 0) if few else (0, 1)
     found = [
-        Schedule.of(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split)
-        for split in forms
+        Schedule.of(
+            bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
+            listed=listed,
+        )
+        for split, listed in _forms(first, numerics, rows, few=few)
         for bm, bn, bk, warps, stages in ordered
     ]
     return tuple(dict.fromkeys(found))
+
+
+def _forms(
+    first: Node, numerics: Numerics, rows: int, *, few: bool
+) -> list[tuple[int, int]]:
+    """Whether segments are split, and whether rows that meet a stack of matrices are listed.
+
+    Lists take two kernels more; without them every program looks through all the ids.
+    """
+    splits = [0] if numerics.segments == 1 else [1, 0] if few else [0, 1]
+    lists = [0]
+    if first.op == "expert_linear":
+        lists = [0, 1] if rows * int(first.type.shape[1]) <= _LED_ROWS else [1, 0]
+    return [(split, listed) for listed in lists for split in splits]
 
 
 def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.codegen.target import KernelTemplate, Target
 from tilewright.graph.errors import TargetError
 
-FULL_COLUMNS = 16384  # 256 programs of 64 columns on about 140 cores
+FULL_COLUMNS = 32768  # 512 programs of 64 columns on about 140 cores
 
 
 def nvidia_target(

@@ -26,7 +26,7 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
-from tilewright.graph.dims import evaluate, to_json
+from tilewright.graph.dims import to_json
 from tilewright.graph.types import BlockFormat
 from tilewright.targets.registry import resolve
 
