@@ -17,7 +17,8 @@ from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_ascend import LAYOUT as BF16_ROWS
 from tilewright.codegen.pack_ascend import pack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, pack_panels, packed_bytes
-from tilewright.codegen.pack_gpu import pack_blocks, sections
+from tilewright.codegen.pack_gpu import pack_matrix, refuses_format
+from tilewright.codegen.pack_gpu import packed_bytes as gpu_bytes
 from tilewright.codegen.plan import GroupPlan
 from tilewright.graph import Graph, Weight
 from tilewright.graph.errors import LowerError
@@ -109,12 +110,13 @@ def _rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
 
 def _blocks(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     dtype = weight.type.dtype
-    yield pack_blocks(dtype.name, source.unpacked(weight.name, dtype))
+    assert isinstance(dtype, BlockFormat)
+    for name in weight.expr.tensors:
+        yield pack_matrix(dtype, source.unpacked(name, dtype))
 
 
 def _blocks_size(weight: Weight) -> int:
-    n, k = (int(d) for d in weight.type.shape)
-    return sections(weight.type.dtype.name, n, k).end
+    return gpu_bytes(weight.type)
 
 
 def _stored_size(weight: Weight) -> int:
@@ -142,9 +144,14 @@ def _cpu_layout(type_: TensorType) -> str:
     return "panels16" if panel_format(type_.dtype) in FORMATS else "scaled_rows"
 
 
+def _gpu_layout(type_: TensorType) -> str:
+    """Blocks for matrices; tables with scales by row lie as rows, for gathering."""
+    return "scaled_rows" if refuses_format(type_) else "blocks16"
+
+
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing(_is_matrix, _cpu_layout),
-    "triton": Packing(_is_quantised, lambda type_: "blocks16"),
+    "triton": Packing(_is_quantised, _gpu_layout),
     "tilelang_ascend": Packing(_is_matrix, lambda type_: BF16_ROWS),
     "ascendc": Packing(_is_matrix, lambda type_: BF16_ROWS),
 }
@@ -186,14 +193,19 @@ def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     if not isinstance(dtype, DType) or dtype.name not in _PLAIN:
         raise LowerError(f"weight '{weight.name}': {dtype} has no plain layout")
     if weight.expr.kind == "literal":
-        values: Any = np.array(weight.expr.args, dtype=np.float32)
-    else:
-        values = source.unpacked(weight.name, dtype).values
-    if values is None:
-        raise LowerError(f"weight '{weight.name}': has no plain values")
+        yield _plain_bytes(np.array(weight.expr.args, dtype=np.float32), dtype)
+        return
+    for name in weight.expr.tensors:
+        values = source.unpacked(name, dtype).values
+        if values is None:
+            raise LowerError(f"weight '{weight.name}': has no plain values")
+        yield _plain_bytes(values, dtype)
+
+
+def _plain_bytes(values: NDArray[Any], dtype: DType) -> NDArray[np.uint8]:
     if dtype.name == "bf16" and values.dtype != np.uint16:
         values = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
-    yield np.ascontiguousarray(values, _PLAIN[dtype.name]).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(values, _PLAIN[dtype.name]).reshape(-1).view(np.uint8)
 
 
 _LAYOUTS: Mapping[str, Layout] = {
