@@ -45,7 +45,7 @@ def _row(spec: KernelSpec) -> Mapping[str, Any]:
     rows = row_extent(body)
     sinks = {value: value for _, value in body.outputs}
     printer = RowPrinter(body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes)
-    launch = Launch("rows", (to_json(rows), 1, 1), spec.schedule.values["warps"])
+    launch = Launch("rows", (to_json(rows), printer.programs, 1), spec.schedule.values["warps"])
     return {
         "parameters": parameters(spec, launch),
         "statements": printer.text(),
@@ -79,12 +79,11 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     ]
     prologue: list[str] = []
     if computed:
-        before = Launch("prologue", (to_json(rows), 1, 1), schedule["row_warps"], 2, work)
-        launches.insert(0, before)
-        prologue = RowPrinter(
-            body, ancestors(body, value), rows, {root_of(body, value): "activation"},
-            spec.numerics.lanes,
-        ).text()  # fmt: skip
+        sinks = {root_of(body, value): "activation"}
+        printer = RowPrinter(body, ancestors(body, value), rows, sinks, spec.numerics.lanes)
+        grid = (to_json(rows), printer.programs, 1)
+        launches.insert(0, Launch("prologue", grid, schedule["row_warps"], 2, work))
+        prologue = printer.text()
     return {
         "parameters": parameters(spec, launches[-1]),
         "prologue_parameters": parameters(spec, launches[0]),
