@@ -30,7 +30,7 @@ def _row(spec: KernelSpec) -> Mapping[str, Any]:
     rows = row_extent(body)
     sinks = {value: value for _, value in body.outputs}
     printer = RowPrinter(body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes)
-    launch = Launch("rows", (to_json(rows), 1, 1), spec.schedule.values["warps"])
+    launch = Launch("rows", (to_json(rows), printer.programs, 1), spec.schedule.values["warps"])
     return {
         "parameters": parameters(spec, launch),
         "statements": printer.text(),
