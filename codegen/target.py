@@ -93,6 +93,7 @@ class Target:
     invariance: str = "proven"
     atom: str = "fma"
     macros: Mapping[str, str] = field(default_factory=dict)
+    latent_chunk: int | None = None  # of attention over latent rows, where it is another
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]

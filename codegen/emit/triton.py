@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilewright.codegen.arguments import ancestors
@@ -19,6 +19,7 @@ from tilewright.codegen.emit.triton_host import (
     parameters,
     workspace_pointers,
 )
+from tilewright.codegen.emit.triton_latent import latent
 from tilewright.codegen.emit.triton_rows import RowPrinter
 from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
 from tilewright.codegen.pack_gpu import block_layout
@@ -35,7 +36,7 @@ IEEE = ', input_precision="ieee"'
 
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
-    build = {"row": _row, "contract": _contract, "attend": attend}[spec.kind]
+    build = _TEXTS[template.path]
     text = environment().get_template(template.path).render(name=spec.symbol, **build(spec))
     return KernelSource(spec.symbol, "triton", text)
 
@@ -187,4 +188,9 @@ def _epilogue(
     return scope.lines
 
 
-
+_TEXTS: Mapping[str, Callable[[KernelSpec], Mapping[str, Any]]] = {
+    "triton/row.py.j2": _row,
+    "triton/contract.py.j2": _contract,
+    "triton/attend.py.j2": attend,
+    "triton/latent.py.j2": latent,
+}

@@ -20,7 +20,7 @@ from tilewright.codegen.emit.triton_values import triton_type
 from tilewright.codegen.pack_gpu import block_layout, sections
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.dims import DimJson
-from tilewright.graph.types import BlockFormat
+from tilewright.graph.types import U8, BlockFormat
 
 _POINTERS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
 _SCALES = {"<f2": "fp16", "<f4": "fp32"}
@@ -53,7 +53,9 @@ def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
     for name in argument_names(spec.body):
         type_ = spec.stored_type(name)
         if not isinstance(type_.dtype, BlockFormat):
-            found.append(Pointer(name, name, _POINTERS[triton_type(type_.dtype)]))
+            packed = type_.dtype == U8
+            pointer = "u8" if packed else _POINTERS[triton_type(type_.dtype)]
+            found.append(Pointer(name, name, pointer))
             continue
         layout = block_layout(type_.dtype.name)
         places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
@@ -107,7 +109,8 @@ def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) ->
 def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
     type_ = spec.stored_type(name)
     if not isinstance(type_.dtype, BlockFormat):
-        return tensor_checks(name, position, storage(type_.dtype), type_.shape)
+        stored = PACKED if type_.dtype == U8 else storage(type_.dtype)
+        return tensor_checks(name, position, stored, type_.shape)
     places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
     return tensor_checks(name, position, PACKED, (places.end,))
 

@@ -11,6 +11,7 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
+from tilewright.targets.nvidia.latent import accepts_latent, latent_schedules, latent_scratch
 
 SECTION = 256  # alignment of buffers in the workspace
 
@@ -123,6 +124,8 @@ def _up(num_bytes: int) -> int:
 
 def accepts_attend(body: Graph) -> str | None:
     (node,) = _anchors(body, Kind.ATTEND)
+    if node.op != "attend":
+        return f"'{node.op}' reads rows that are keys and values"
     cache = body.type_of(node.inputs[1])
     if str(cache.dtype) not in ("f32", "bf16"):
         return f"cache is {cache.dtype}, want f32 or bf16"
@@ -167,5 +170,8 @@ CONTRACT = KernelTemplate(
 )  # fmt: skip
 ATTEND = KernelTemplate(
     "attend", "attend", "triton/attend.py.j2", accepts_attend, attend_schedules, attend_scratch
+)
+LATENT = KernelTemplate(
+    "latent", "attend", "triton/latent.py.j2", accepts_latent, latent_schedules, latent_scratch
 )
 ROW = KernelTemplate("row", "row", "triton/row.py.j2", accepts_row, row_schedules, no_scratch)
