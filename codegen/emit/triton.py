@@ -21,6 +21,7 @@ from tilewright.codegen.emit.triton_host import (
 )
 from tilewright.codegen.emit.triton_latent import latent
 from tilewright.codegen.emit.triton_rows import RowPrinter
+from tilewright.codegen.emit.triton_select import selection
 from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
 from tilewright.codegen.pack_gpu import block_layout
 from tilewright.codegen.source import KernelSource
@@ -193,4 +194,5 @@ _TEXTS: Mapping[str, Callable[[KernelSpec], Mapping[str, Any]]] = {
     "triton/contract.py.j2": _contract,
     "triton/attend.py.j2": attend,
     "triton/latent.py.j2": latent,
+    "triton/select.py.j2": selection,
 }

@@ -92,12 +92,12 @@ def _tile(s: Slice, group: int, heads: int) -> tuple[list[str], tuple[Index, Ind
 
 def _queries(
     body: Graph, q: str, anchor: Node, tiles: Sequence[Any], cast: str
-) -> list[str]:
-    """Return statements that leave q_0, q_1, ..: the queries of each slice."""
-    found: list[str] = []
+) -> list[list[str]]:
+    """Return for each slice the statements that leave its queries, q_0, q_1, .."""
+    found = []
     for i, (lines, index) in enumerate(tiles):
         made, value = query_lines(body, q, anchor.type.shape[0], lines, index)
-        found += [*made, f"q_{i} = {value}.to(tl.{cast})"]
+        found.append([*made, f"q_{i} = {value}.to(tl.{cast})"])
     return found
 
 

@@ -11,6 +11,7 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
+from tilewright.targets.nvidia.index import accepts_select, select_schedules, select_scratch
 from tilewright.targets.nvidia.latent import accepts_latent, latent_schedules, latent_scratch
 
 SECTION = 256  # alignment of buffers in the workspace
@@ -173,5 +174,8 @@ ATTEND = KernelTemplate(
 )
 LATENT = KernelTemplate(
     "latent", "attend", "triton/latent.py.j2", accepts_latent, latent_schedules, latent_scratch
+)
+SELECT = KernelTemplate(
+    "select", "select", "triton/select.py.j2", accepts_select, select_schedules, select_scratch
 )
 ROW = KernelTemplate("row", "row", "triton/row.py.j2", accepts_row, row_schedules, no_scratch)
