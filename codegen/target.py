@@ -42,6 +42,15 @@ class Toolchain(Protocol):
 
 
 @runtime_checkable
+class PreparesHeaders(Protocol):
+    """A toolchain that is quicker with many sources once it has read its headers."""
+
+    def prepare(self, folder: Path) -> None:
+        """Read the support sources in `folder` once for all that is compiled there."""
+        ...
+
+
+@runtime_checkable
 class PrintsSources(Protocol):
     """A toolchain with a language of its own in between: what it printed goes into the artifact."""
 
