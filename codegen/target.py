@@ -108,6 +108,7 @@ class Target:
     tuned: str = ""
     full_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
+    latent_chunk: int | None = None  # of attention over latent rows, where it is another
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]
