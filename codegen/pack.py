@@ -154,7 +154,7 @@ def _cpu_layout(type_: TensorType) -> str:
 
 
 def _ascend_layout(type_: TensorType) -> str:
-    """Tables of rows with their own scales lie as rows; fp32 is kept; all else becomes bf16 rows."""
+    """Tables of rows with their own scales lie as rows, fp32 is kept, all else becomes bf16."""
     if isinstance(type_.dtype, BlockFormat) and type_.dtype.code.is_float:
         known = panel_format(type_.dtype)
         return CODED_ROWS if known in FORMATS else "scaled_rows"

@@ -159,7 +159,9 @@ def _field_view(blocks: Bytes, layout: PanelFormat) -> Bytes:
     start = layout.group_bytes - 64 * layout.words
     shape = (*blocks.shape[:2], layout.words, PANEL, 4)
     outer = blocks.strides[:2]
-    view = np.lib.stride_tricks.as_strided(blocks[:, :, start:], shape, (*outer, 4 * PANEL, 4, 1))
+    view = np.lib.stride_tricks.as_strided(
+        blocks[:, :, start:], shape, (*outer, 4 * PANEL, 4, 1)
+    )
     return view.transpose(0, 3, 1, 4, 2)
 
 

@@ -1,5 +1,5 @@
-"""Ops on whole rows as AscendC: one table row an op, which prints loops over all rows of a tile that
-threads or warps share. Functions they call lie in templates/ascendc/tw_ascend_rows.h.
+"""Ops on whole rows as AscendC: one table row an op, which prints loops over all rows of a tile
+that threads or warps share. Functions they call lie in templates/ascendc/tw_ascend_rows.h.
 """
 
 from __future__ import annotations

@@ -131,10 +131,8 @@ class Contraction:
         pool.close()
         assert (scratch[size:] == 0xFF).all(), f"{spec.schedule} wrote past its workspace"
         for array in keep:
-            if (
-                array.dtype == np.uint8
-                and len(array) >= GUARD
-                and any(o.base is array for o in found.values())
+            if array.dtype == np.uint8 and len(array) >= GUARD and any(
+                o.base is array for o in found.values()
             ):
                 assert (array[-GUARD:] == 0xFF).all(), f"{spec.schedule} wrote past an output"
         return {n: a.copy() for n, a in found.items()}
@@ -147,3 +145,4 @@ def aligned(array: Array) -> Array:
     memory = allocate(array.nbytes).view(array.dtype).reshape(array.shape)
     memory[...] = array
     return memory
+

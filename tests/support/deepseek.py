@@ -40,7 +40,9 @@ def v4_graph(ratios: Sequence[int] = (0, 4, 128), *, hashed: int = 1, **changes:
     return deepseek_v4.build("v4", config, Formats(_stored(plain, 32), BF16), LIMITS)
 
 
-def v41_graph(modes: str = "wfrxcrx", *, engram: Sequence[int] = (1,), **changes: Any) -> Graph:
+def v41_graph(
+    modes: str = "wfrxcrx", *, engram: Sequence[int] = (1,), **changes: Any
+) -> Graph:
     """V4.1 layers by mode: w window, f full of ratio 2, c full of ratio 1 with candidates, x index
     source alone, r reuse."""
     kv = [i for i, mode in enumerate(modes) if mode in "fc"]

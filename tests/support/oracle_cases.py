@@ -39,46 +39,25 @@ def shared_config(r: random.Random) -> dict[str, Any]:
     experts = r.choice((3, 4, 8, 11))
     rope = r.choice((8, 16))
     return dict(
-        vocab_size=256,
-        hidden_size=r.choice((32, 48, 64)),
+        vocab_size=256, hidden_size=r.choice((32, 48, 64)),
         moe_intermediate_size=r.choice((16, 24)),
-        num_attention_heads=heads,
-        num_key_value_heads=1,
-        head_dim=r.choice((32, 64)),
-        qk_rope_head_dim=rope,
-        q_lora_rank=r.choice((16, 24)),
-        o_groups=groups,
-        o_lora_rank=r.choice((8, 16)),
-        n_routed_experts=experts,
-        n_shared_experts=1,
-        num_experts_per_tok=r.randint(1, min(3, experts)),
-        scoring_func="sqrtsoftplus",
-        routed_scaling_factor=r.choice((1.0, 1.5, 2.5)),
-        swiglu_limit=r.choice((0.5, 10.0)),
-        sliding_window=r.choice((8, 16, 40)),
-        index_n_heads=r.choice((24, 32)),
-        index_head_dim=r.choice((16, 32)),
-        index_topk=r.choice((4, 8, 16)),
+        num_attention_heads=heads, num_key_value_heads=1, head_dim=r.choice((32, 64)),
+        qk_rope_head_dim=rope, q_lora_rank=r.choice((16, 24)), o_groups=groups,
+        o_lora_rank=r.choice((8, 16)), n_routed_experts=experts, n_shared_experts=1,
+        num_experts_per_tok=r.randint(1, min(3, experts)), scoring_func="sqrtsoftplus",
+        routed_scaling_factor=r.choice((1.0, 1.5, 2.5)), swiglu_limit=r.choice((0.5, 10.0)),
+        sliding_window=r.choice((8, 16, 40)), index_n_heads=r.choice((24, 32)),
+        index_head_dim=r.choice((16, 32)), index_topk=r.choice((4, 8, 16)),
         hc_mult=r.choice((2, 4)),
-        hc_sinkhorn_iters=r.choice((5, 20)),
-        hc_eps=1e-6,
-        max_position_embeddings=4096,
-        rope_theta=10000.0,
-        compress_rope_theta=160000.0,
-        bos_token_id=0,
-        eos_token_id=1,
+        hc_sinkhorn_iters=r.choice((5, 20)), hc_eps=1e-6, max_position_embeddings=4096,
+        rope_theta=10000.0, compress_rope_theta=160000.0, bos_token_id=0, eos_token_id=1,
     )
 
 
 def yarn(r: random.Random) -> dict[str, Any]:
     """Scaling of the rotary frequencies."""
-    return {
-        "rope_type": "yarn",
-        "factor": r.choice((4.0, 16.0)),
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "original_max_position_embeddings": 64,
-    }
+    return {"rope_type": "yarn", "factor": r.choice((4.0, 16.0)), "beta_fast": 32.0,
+            "beta_slow": 1.0, "original_max_position_embeddings": 64}
 
 
 def v4_case(seed: int) -> Case:
@@ -89,12 +68,8 @@ def v4_case(seed: int) -> Case:
     ratios[r.randrange(layers)] = 4
     length = r.choice((1, 5, 37, 100, 140, 200, 300)) if seed else 300
     config = shared_config(r) | dict(
-        num_hidden_layers=layers,
-        compress_ratios=[*ratios, 0],
-        rms_norm_eps=1e-6,
-        num_hash_layers=r.randint(0, 2),
-        num_nextn_predict_layers=1,
-        rope_parameters=yarn(r),
+        num_hidden_layers=layers, compress_ratios=[*ratios, 0], rms_norm_eps=1e-6,
+        num_hash_layers=r.randint(0, 2), num_nextn_predict_layers=1, rope_parameters=yarn(r),
     )
     tokens = [r.randrange(2, 256) for _ in range(length)]
     return Case(config, tokens, chunkings(r, length, stepwise=seed % 3 == 0))
@@ -112,31 +87,17 @@ def v41_case(seed: int, compressed_ids: int) -> Case:
         ratios += [ratio] * (max(index[-1], kv[-1]) - len(ratios) + 1 + r.randint(0, 1))
     engram = sorted(r.sample(range(len(ratios)), r.choice((0, 1, 2))))
     config = shared_config(r) | dict(
-        num_hidden_layers=len(ratios),
-        compress_ratios=[*ratios, 0, 0, 0],
-        rms_norm_eps=1e-20,
-        kv_source_layer_ids=kv,
-        index_source_layer_ids=index,
-        rope_scaling=yarn(r),
+        num_hidden_layers=len(ratios), compress_ratios=[*ratios, 0, 0, 0], rms_norm_eps=1e-20,
+        kv_source_layer_ids=kv, index_source_layer_ids=index, rope_scaling=yarn(r),
         candidate_source_layer_id=r.choice((kv[-1], kv[-1], -1)),
-        candidate_topk_blocks=r.choice((2, 4)),
-        candidate_block_size=r.choice((2, 4, 8)),
-        engram_layer_ids=engram,
-        engram_max_ngram_size=r.choice((2, 3, 4)),
-        engram_vocab_size=r.choice((30, 50)),
-        engram_n_heads=r.choice((1, 2)),
-        engram_head_dim=r.choice((16, 32)),
-        engram_pad_token_id=2,
-        engram_compressed_vocab_size=compressed_ids,
-        num_nextn_predict_layers=3,
-        dspark_block_size=5,
-        dspark_noise_token_id=250,
-        dspark_target_layer_ids=[1, 2],
-        dspark_markov_rank=16,
-        dspark_n_routed_experts=4,
-        dspark_num_experts_per_tok=2,
-        dtype="float32",
-        pad_token_id=2,
+        candidate_topk_blocks=r.choice((2, 4)), candidate_block_size=r.choice((2, 4, 8)),
+        engram_layer_ids=engram, engram_max_ngram_size=r.choice((2, 3, 4)),
+        engram_vocab_size=r.choice((30, 50)), engram_n_heads=r.choice((1, 2)),
+        engram_head_dim=r.choice((16, 32)), engram_pad_token_id=2,
+        engram_compressed_vocab_size=compressed_ids, num_nextn_predict_layers=3,
+        dspark_block_size=5, dspark_noise_token_id=250, dspark_target_layer_ids=[1, 2],
+        dspark_markov_rank=16, dspark_n_routed_experts=4, dspark_num_experts_per_tok=2,
+        dtype="float32", pad_token_id=2,
     )
     # nemo-automodel does not normalise the weight of a single expert; the released code does.
     config["num_experts_per_tok"] = max(2, config["num_experts_per_tok"])
@@ -166,7 +127,9 @@ def randomise(named: Mapping[str, torch.Tensor], seed: int, experts: int, per_to
                 p.copy_(drawn * p.shape[-1] ** -0.5)
 
 
-def compared(got: torch.Tensor, expected: torch.Tensor, gaps: torch.Tensor) -> tuple[float, int]:
+def compared(
+    got: torch.Tensor, expected: torch.Tensor, gaps: torch.Tensor
+) -> tuple[float, int]:
     """Largest difference, and how many positions were left out of it.
 
     A position may only be left out at or after a selection so unclear that rounding decides it:
@@ -182,11 +145,10 @@ def compared(got: torch.Tensor, expected: torch.Tensor, gaps: torch.Tensor) -> t
     return float(difference[:first].max()) if first else 0.0, len(gaps) - first
 
 
-def report(capsys: Any, name: str, chunks: Sequence[int], worst: float, skipped: int) -> None:
+def report(
+    capsys: Any, name: str, chunks: Sequence[int], worst: float, skipped: int
+) -> None:
     """Print one comparison's figures, also where output is captured."""
     with capsys.disabled():
-        print(
-            f"\n{name}, {sum(chunks)} tokens in {len(chunks)} steps: "
-            f"largest difference {worst:.1e}, left out {skipped}",
-            end="",
-        )
+        print(f"\n{name}, {sum(chunks)} tokens in {len(chunks)} steps: "
+              f"largest difference {worst:.1e}, left out {skipped}", end="")

@@ -119,12 +119,10 @@ def _page_slots(
     positions: np.ndarray, rows: np.ndarray, tables: np.ndarray, ratio: int, entries: int
 ) -> np.ndarray:
     numbered = np.arange((tables.max() + 1) * entries).reshape(-1, entries, 1)
-    return np.array(
-        [
-            _at(numbered, tables, row, p // ratio)[0] if p >= 0 and p % ratio == ratio - 1 else -1
-            for p, row in zip(positions, rows, strict=True)
-        ]
-    )
+    return np.array([
+        _at(numbered, tables, row, p // ratio)[0] if p >= 0 and p % ratio == ratio - 1 else -1
+        for p, row in zip(positions, rows, strict=True)
+    ])
 
 
 def _pooled(values, gates, positions, rows, tables, ratio, overlap):  # type: ignore[no-untyped-def]
@@ -149,10 +147,8 @@ def _ngram(history, positions, rows, tables, **attrs):  # type: ignore[no-untype
     multipliers, primes = attrs["multipliers"], attrs["primes"]
     heads, result = len(primes) // (len(multipliers) - 1), []
     for p, row in zip(positions, rows, strict=True):
-        ids = [
-            int(_at(history, tables, row, p - i)[0]) if p >= i else attrs["pad"]
-            for i in range(len(multipliers))
-        ]
+        ids = [int(_at(history, tables, row, p - i)[0]) if p >= i else attrs["pad"]
+               for i in range(len(multipliers))]
         line = []
         for index, prime in enumerate(primes):
             mixed = ids[0] * multipliers[0]
@@ -180,7 +176,9 @@ def _attended(q, entries, positions, rows, tables, sink, *rest, scale, window, r
 
 def _scores(q, w, keys, positions, rows, tables, t, ratio):  # type: ignore[no-untyped-def]
     visible = range((positions[t] + 1) // ratio)
-    return [float(np.maximum(q[t] @ _at(keys, tables, rows[t], e), 0) @ w[t]) for e in visible]
+    return [
+        float(np.maximum(q[t] @ _at(keys, tables, rows[t], e), 0) @ w[t]) for e in visible
+    ]
 
 
 def _best(scores: dict[int, float], k: int) -> list[int]:

@@ -59,10 +59,8 @@ class PagedRun:
         self.block_tables = self._tables(r, -(-self.max_positions // self.context_page))
         held = -(-(self.max_step + self.window) // self.window_page) + 1
         self.window_tables = self._tables(r, held)
-        sizes = {
-            "cache_blocks": self.block_tables.numel() + 1,
-            "window_blocks": self.window_tables.numel() + 1,
-        }
+        sizes = {"cache_blocks": self.block_tables.numel() + 1,
+                 "window_blocks": self.window_tables.numel() + 1}
         self.states = {}
         for state in self.graph.states:
             shape = [evaluate(d, sizes) for d in state.type.shape]
@@ -99,18 +97,11 @@ class PagedRun:
         }
         tables = {"block_tables": self.block_tables, "window_tables": self.window_tables}
         given = {k: torch.tensor(v, dtype=torch.int32) for k, v in inputs.items()} | tables
-        given = {
-            k: v
-            for k, v in {**given, **(extra or {})}.items()
-            if k in {i.name for i in self.graph.inputs}
-        }
+        given = {k: v for k, v in {**given, **(extra or {})}.items()
+                 if k in {i.name for i in self.graph.inputs}}
         result = reference.run(
-            self.graph,
-            given,
-            states=self.states,
-            weights=self.weights,
-            precision=self.precision,
-            keep_values=self.keep_values,
+            self.graph, given, states=self.states, weights=self.weights,
+            precision=self.precision, keep_values=self.keep_values,
         )
         self.states, self.values = dict(result.states), result.values
         return dict(result.outputs)

@@ -226,32 +226,14 @@ def _select(r: random.Random, op: str) -> Drawn:
 
 def paged_sample(op: str, r: random.Random) -> Drawn | None:
     """Return types, attributes, extents and given operands of `op`; None for an op not here."""
-    plain = {
-        "quantise": _quantise,
-        "hadamard": _hadamard,
-        "modulo": _modulo,
-        "pool_window": _pool,
-        "append_rows": _append_rows,
-        "page_slots": _page_slots,
-        "ngram_rows": _ngram,
-    }
-    families = {
-        "hyper_mix": _streams,
-        "hyper_collapse": _streams,
-        "hyper_update": _streams,
-        "repeat_streams": _streams,
-        "take_stream": _streams,
-        "sum_slots": _streams,
-        "expert_linear": _experts,
-        "grouped_linear": _experts,
-        "gather_last": _experts,
-        "attend_window": _attend,
-        "attend_compressed": _attend,
-        "attend_selected": _attend,
-        "select_entries": _select,
-        "select_with_blocks": _select,
-        "select_within": _select,
-    }
+    plain = {"quantise": _quantise, "hadamard": _hadamard, "modulo": _modulo, "pool_window": _pool,
+             "append_rows": _append_rows, "page_slots": _page_slots, "ngram_rows": _ngram}
+    families = {"hyper_mix": _streams, "hyper_collapse": _streams, "hyper_update": _streams,
+                "repeat_streams": _streams, "take_stream": _streams, "sum_slots": _streams,
+                "expert_linear": _experts, "grouped_linear": _experts, "gather_last": _experts,
+                "attend_window": _attend, "attend_compressed": _attend,
+                "attend_selected": _attend, "select_entries": _select,
+                "select_with_blocks": _select, "select_within": _select}
     if op in plain:
         return plain[op](r)
     return families[op](r, op) if op in families else None

@@ -1,4 +1,4 @@
-"""Kernels of the DeepSeek families on the functional model, against the reference, in both orders."""
+"""Kernels of the DeepSeek families on the functional model, against the reference."""
 
 from __future__ import annotations
 
