@@ -33,8 +33,9 @@ ARGMAX_PART = 16384  # entries of a row in the buffer at once
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
     from tilewright.codegen.emit.ascendc_attend import attend
+    from tilewright.codegen.emit.ascendc_contract import contract
 
-    build = {"row": _row, "attend": attend}[spec.kind]
+    build = {"row": _row, "attend": attend, "contract": contract}[spec.kind]
     if template.path.endswith("argmax.asc.j2"):
         build = _argmax
     devices, launches = build(spec)

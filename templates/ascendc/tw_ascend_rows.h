@@ -96,6 +96,13 @@ TW_CALLEE uint32_t tw_scale_code_mxfp8(float scale) { return (uint32_t)tw_bits(s
 TW_CALLEE uint32_t tw_scale_code_mxfp4(float scale) { return (uint32_t)tw_bits(scale) >> 23; }
 TW_CALLEE uint32_t tw_scale_code_nvfp4(float scale) { return tw_code_e4m3(scale); }
 
+// One of three bf16 parts that add up to x exactly, largest first, as its bits.
+TW_CALLEE uint32_t tw_bf16_part(float x, int32_t part) {
+  const bool special = tw_size_bits(x) >= 0x7f800000u;
+  for (int32_t i = 0; i < part; ++i) x = special ? 0.0f : x - tw_from_size((uint32_t)tw_bits(x) & 0xffff0000u);
+  return (uint32_t)tw_bits(x) >> 16 | (special && part == 0 && x != x ? 0x40u : 0u);
+}
+
 // ---------------------------------------------------------------- pages
 // A page table is a ring: entry e of a request stands in page table[e / entries % pages].
 #define TW_ENTRY_SLOT(qualifier, name)                                                            \
