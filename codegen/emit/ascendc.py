@@ -34,11 +34,18 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
     from tilewright.codegen.emit.ascendc_attend import attend
     from tilewright.codegen.emit.ascendc_contract import contract
+    from tilewright.codegen.emit.ascendc_latent import latent
+    from tilewright.codegen.emit.ascendc_select import select
 
-    build = {"row": _row, "attend": attend, "contract": contract}[spec.kind]
-    if template.path.endswith("argmax.asc.j2"):
-        build = _argmax
-    devices, launches = build(spec)
+    build = {
+        "ascendc/row.asc.j2": _row,
+        "ascendc/argmax.asc.j2": _argmax,
+        "ascendc/attend.asc.j2": attend,
+        "ascendc/contract.asc.j2": contract,
+        "ascendc/latent.asc.j2": latent,
+        "ascendc/select.asc.j2": select,
+    }
+    devices, launches = build[template.path](spec)
     return KernelSource(spec.symbol, "ascendc", kernel_text(spec, devices, launches))
 
 

@@ -1,5 +1,5 @@
-"""Contractions as AscendC: weights as they are stored, decoded by the vector cores, multiplied by the
-matrix unit in bf16; one matrix, a matrix for each group, or one of a stack for each row.
+"""Contractions as AscendC: weights as they are stored, decoded by the vector cores, multiplied by
+the matrix unit in bf16; one matrix, a matrix for each group, or one of a stack for each row.
 
 TileLang's dialect has no way to say that vector cores fill an L1 buffer that the matrix unit reads
 by tiles, nor rows of a tile that a list names, so these kernels are written directly.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tilewright.codegen.emit.ascendc_contract import scratch_bytes, stored_bits
+from tilewright.codegen.emit.ascendc_latent import LISTS
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
@@ -67,8 +68,36 @@ def _accepts_matrices(body: Graph) -> str | None:
     return None
 
 
+def _accepts_latent(body: Graph) -> str | None:
+    (node,) = _anchors(body, Kind.ATTEND)
+    if node.op not in LISTS:
+        return f"takes {', '.join(LISTS)}"
+    return _accepts_paged(body, node, node.inputs[0], (node.inputs[1], *node.inputs[6:7]))
+
+
+def _accepts_select(body: Graph) -> str | None:
+    if len(body.nodes) != 1:
+        return "takes one selection alone"
+    node = body.nodes[0]
+    return _accepts_paged(body, node, node.inputs[0], (node.inputs[2],))
+
+
+def _accepts_paged(body: Graph, node: Node, q: str, states: tuple[str, ...]) -> str | None:
+    """Queries in memory, rows that the kernels can decode."""
+    if q in body.node:
+        return "queries are computed in the kernel, want an operand"
+    for state in states:
+        type_ = body.type_of(state)
+        known = isinstance(type_.dtype, BlockFormat) or str(type_.dtype) in ("f32", "bf16")
+        if not known:
+            return f"rows are {type_.dtype}, want f32, bf16 or packed codes"
+    return None
+
+
 def _accepts_attend(body: Graph) -> str | None:
     (node,) = _anchors(body, Kind.ATTEND)
+    if node.op != "attend":
+        return f"takes attend, not {node.op}"
     cache = body.type_of(node.inputs[1])
     if node.inputs[0] in body.node:
         return "queries are computed in the kernel, want an operand"
@@ -151,6 +180,14 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
         ),
         KernelTemplate(
             "attend", "attend", "ascendc/attend.asc.j2", _accepts_attend, _plain(cores),
+            _no_scratch,
+        ),
+        KernelTemplate(
+            "latent", "attend", "ascendc/latent.asc.j2", _accepts_latent, _plain(cores),
+            _no_scratch,
+        ),
+        KernelTemplate(
+            "select", "select", "ascendc/select.asc.j2", _accepts_select, _plain(cores),
             _no_scratch,
         ),
         KernelTemplate(
