@@ -195,9 +195,14 @@ def pack_weights(
     """
     layout = layouts(graph, plans)
     for weight in graph.weights:
-        packed = _LAYOUTS[layout[weight.name]]
-        pieces = partial(packed.pack, weight, source)
-        yield PackedWeight(weight, layout[weight.name], packed.size(weight), pieces)
+        yield pack_weight(weight, layout[weight.name], source)
+
+
+def pack_weight(weight: Weight, layout: str, source: WeightSource) -> PackedWeight:
+    """Return one weight in a layout of `PACKINGS`."""
+    packed = _LAYOUTS[layout]
+    pieces = partial(packed.pack, weight, source)
+    return PackedWeight(weight, layout, packed.size(weight), pieces)
 
 
 def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
