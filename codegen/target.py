@@ -42,6 +42,15 @@ class Toolchain(Protocol):
 
 
 @runtime_checkable
+class PreparesHeaders(Protocol):
+    """A toolchain that is quicker with many sources once it has read its headers."""
+
+    def prepare(self, folder: Path) -> None:
+        """Read the support sources in `folder` once for all that is compiled there."""
+        ...
+
+
+@runtime_checkable
 class PrintsSources(Protocol):
     """A toolchain with a language of its own in between: what it printed goes into the artifact."""
 
@@ -74,7 +83,11 @@ class KernelTemplate:
 
 @dataclass(frozen=True)
 class Target:
-    """A validated record of a chip variant. Rates are per second: flops, bytes."""
+    """A validated record of a chip variant. Rates are per second: flops, bytes.
+
+    `tuned` names the target whose committed records choose schedules; none where they are kept
+    on the machine that measured them.
+    """
 
     name: str
     variant: str
@@ -92,6 +105,7 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
+    tuned: str = ""
     macros: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
