@@ -45,7 +45,7 @@ def select_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     Buffers are cut in registers, so that large ones need more warps.
     """
     (node,) = body.nodes
-    splits = (32, 8, 1) if rows <= 4 else (8, 32, 1) if rows <= 16 else (1, 2, 4)
+    splits: tuple[int, ...] = (32, 8, 1) if rows <= 4 else (8, 32, 1) if rows <= 16 else (1, 2, 4)
     if rows > 128:
         splits = (1,)
     found = []
