@@ -107,7 +107,8 @@ def _lists(
     """Return the lists of entries of a token, and how many units one may have."""
     body, chunk, window = spec.body, spec.numerics.chunk, int(str(anchor.attr["window"]))
     start = -(-window // chunk)
-    lists: list[Mapping[str, Any]] = [{"kind": "window", "start": 0, **_state(body, anchor, (1, 4), cut)}]
+    first = {"kind": "window", "start": 0, **_state(body, anchor, (1, 4), cut)}
+    lists: list[Mapping[str, Any]] = [first]
     if len(anchor.inputs) == 6:
         return lists, start
     found = {"kind": _ENTRIES[anchor.op], "start": start, **_state(body, anchor, (6, 7), cut)}
