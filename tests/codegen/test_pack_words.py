@@ -1,4 +1,5 @@
-"""Words of float codes: nothing is lost, every code decodes to its value, bad scales are refused."""
+"""Words of float codes: nothing is lost, every code decodes to its value, bad scales are refused.
+"""
 
 from __future__ import annotations
 
