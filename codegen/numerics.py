@@ -30,10 +30,11 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
         case "contract":
             return _contract(body, target)
         case "attend":
-            lanes = target.lanes if any(n.op == "attend" for n in body.nodes) else 1
-            return Numerics(
-                atom=target.atom, chunk=target.attend_chunk, lanes=lanes, combine="in_order"
-            )
+            plain = any(n.op == "attend" for n in body.nodes)
+            lanes, chunk = target.lanes if plain else 1, target.attend_chunk
+            if target.latent_chunk is not None and not plain:
+                chunk = target.latent_chunk
+            return Numerics(atom=target.atom, chunk=chunk, lanes=lanes, combine="in_order")
         case "row" | "select":
             if context_bound:
                 raise LowerError(

@@ -59,12 +59,11 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     launches = _launches(spec, anchors, blocks, sections, work)
     prologue: list[str] = []
     if computed:
-        before = Launch("prologue", (to_json(rows), 1, 1), schedule["row_warps"], 2, work)
-        launches.insert(0, before)
-        prologue = RowPrinter(
-            body, ancestors(body, value), rows, {root_of(body, value): "activation"},
-            spec.numerics.lanes,
-        ).text()  # fmt: skip
+        sinks = {root_of(body, value): "activation"}
+        printer = RowPrinter(body, ancestors(body, value), rows, sinks, spec.numerics.lanes)
+        grid = (to_json(rows), printer.programs, 1)
+        launches.insert(0, Launch("prologue", grid, schedule["row_warps"], 2, work))
+        prologue = printer.text()
     k, cast = constant(body.type_of(value).shape[-1]), operand_type(body, anchors)
     return {
         "parameters": parameters(spec, launches[-1]),

@@ -20,9 +20,11 @@ from tilewright.codegen.emit.triton_weights import packed_sections
 from tilewright.codegen.pack_gpu import packed_bytes
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.dims import DimJson
-from tilewright.graph.types import BlockFormat
+from tilewright.graph.types import U8, BlockFormat
 
-_POINTERS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
+_POINTERS = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "uint8": "u8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) ->
 def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
     type_ = spec.stored_type(name)
     if not isinstance(type_.dtype, BlockFormat):
-        return tensor_checks(name, position, storage(type_.dtype), type_.shape)
+        stored = PACKED if type_.dtype == U8 else storage(type_.dtype)
+        return tensor_checks(name, position, stored, type_.shape)
     return tensor_checks(name, position, PACKED, (packed_bytes(type_),))
 
 

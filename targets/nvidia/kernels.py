@@ -12,6 +12,8 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate
 from tilewright.graph.ops import Kind, op_def
 from tilewright.targets.nvidia.contract import SECTION
+from tilewright.targets.nvidia.index import accepts_select, select_schedules, select_scratch
+from tilewright.targets.nvidia.latent import accepts_latent, latent_schedules, latent_scratch
 
 
 def _anchors(body: Graph, kind: Kind) -> list[Node]:
@@ -41,6 +43,8 @@ def _up(num_bytes: int) -> int:
 
 def accepts_attend(body: Graph) -> str | None:
     (node,) = _anchors(body, Kind.ATTEND)
+    if node.op != "attend":
+        return f"'{node.op}' reads rows that are keys and values"
     cache = body.type_of(node.inputs[1])
     if str(cache.dtype) not in ("f32", "bf16"):
         return f"cache is {cache.dtype}, want f32 or bf16"
@@ -81,5 +85,11 @@ def no_scratch(
 
 ATTEND = KernelTemplate(
     "attend", "attend", "triton/attend.py.j2", accepts_attend, attend_schedules, attend_scratch
+)
+LATENT = KernelTemplate(
+    "latent", "attend", "triton/latent.py.j2", accepts_latent, latent_schedules, latent_scratch
+)
+SELECT = KernelTemplate(
+    "select", "select", "triton/select.py.j2", accepts_select, select_schedules, select_scratch
 )
 ROW = KernelTemplate("row", "row", "triton/row.py.j2", accepts_row, row_schedules, no_scratch)

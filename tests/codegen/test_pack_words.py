@@ -1,5 +1,4 @@
-"""Words of float codes: nothing is lost, every code decodes to its value, bad scales are refused.
-"""
+"""Words of float codes: nothing is lost, codes decode to their values, bad scales are refused."""
 
 from __future__ import annotations
 
