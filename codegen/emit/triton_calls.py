@@ -15,6 +15,7 @@ from tilewright.codegen.emit.triton_values import (
     Values,
     at,
     block_form,
+    power_of_two,
     whole,
 )
 from tilewright.codegen.expr import print_scalar
@@ -93,6 +94,7 @@ class Call:
         return first.number, last
 
 
+_POOLED = 16  # rows of a window that are added by one tree: part of the bits
 Text = Callable[[Call], str]
 
 
@@ -209,9 +211,10 @@ def _pool_window(c: Call) -> str:
         raise LowerError(f"pool_window '{c.node.name}': is read at {last.text}: want a block")
     ring = c.ring(4, 3)
     pages = f"{c.pointer(0)}, {c.pointer(1)}, {ring}, {c.operand(2, ())}"
-    shape = f"{c.attr('ratio')}, {overlap}, {width}, {entries}"
-    columns = width // 2 if overlap else width
-    return f"tw_pool_window({pages}, {last.text}, {columns}, {shape}, {last.size})"
+    columns, ratio = width // 2 if overlap else width, c.attr("ratio")
+    rows = min(_POOLED, power_of_two(2 * ratio if overlap else ratio))
+    shape = f"{columns}, {ratio}, {overlap}, {width}, {entries}, {rows}, {last.size}"
+    return f"tw_pool_window({pages}, {last.text}, {shape})"
 
 
 def _ngram_rows(c: Call) -> str:

@@ -133,7 +133,8 @@ def _store_tail(c: Call, place: str, raw: str, coded: int) -> list[str]:
     rounded = f"{whole(raw, c.index)}.to(tl.bfloat16).to(tl.int16, bitcast=True)"
     bits = c.once(f"tail@{last.text}", f"{rounded}.to(tl.int32)")
     at, mask = f"{place} + ({last.text} - {coded}) * 2", joined_masks(parts)
-    return [_store(at, f"({bits} & 255)", mask), _store(f"{at} + 1", f"(({bits} >> 8) & 255)", mask)]
+    halves = f"({bits} & 255)", f"(({bits} >> 8) & 255)"
+    return [_store(at, halves[0], mask), _store(f"{at} + 1", halves[1], mask)]
 
 
 def _store_scales(c: Call, place: str, found: Groups, coded: int) -> list[str]:

@@ -1,5 +1,5 @@
-"""Sums and maxima over the last axis of a row: fixed lanes, each summed in order, then a fixed tree,
-so that neither warps nor the compiler's layout can change a bit.
+"""Sums and maxima over the last axis of a row: fixed lanes, each summed in order, then a fixed
+tree, so that neither warps nor the compiler's layout can change a bit.
 """
 
 from __future__ import annotations

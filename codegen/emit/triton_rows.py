@@ -81,9 +81,9 @@ class RowPrinter:
 
     def text(self) -> list[str]:
         """Return the statements of the program."""
-        if self.programs == 1:
-            return self._part(self.parts[0], 0)
-        lines, start = ["part = tl.program_id(1)"], 0
+        lines, start = ["part = tl.program_id(1)"][: self.programs - 1], 0
+        if len(self.parts) == 1:
+            return lines + self._part(self.parts[0], 0)
         for part in self.parts:
             word, start_here = "elif" if start else "if", start
             start += part.programs
@@ -232,10 +232,8 @@ class RowPrinter:
             return [_plain_store(cache, f"{slot} * {width}", index[-1], value, state.dtype)]
         source = self.values.inside.get(x)
         if source is None or source.op != "quantise":
-            raise LowerError(
-                f"append_rows '{node.name}': entries were quantised in another kernel: want the "
-                "quantise in this one"
-            )
+            # What was quantised before is packed by the same rule: its values are kept exactly.
+            source = Node(node.name, "quantise", (x,), (), self.body.type_of(x))
         call = Call(self.values, scope, source, index, self.row)
         return packed_store(call, f"{cache} + {slot} * {state.dtype.row_bytes(width)}")
 

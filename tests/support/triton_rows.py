@@ -14,9 +14,11 @@ from support.rows import Step, pack_rows, paged_step, run_expected
 from support.weights import RandomWeights
 from support.zoo import joined
 from tilewright.codegen.arguments import argument_names, int_names
-from tilewright.codegen.body import Body
+from tilewright.codegen.body import Body, extract
 from tilewright.codegen.emit.registry import emit
+from tilewright.codegen.flags import Flags
 from tilewright.codegen.numerics import derive
+from tilewright.codegen.pipeline import lower
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate
@@ -27,6 +29,21 @@ from tilewright.targets.registry import resolve
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32, "u8": torch.uint8}
 TARGET = resolve("sm90")[0]
 TEMPLATE = next(t for t in TARGET.kernels if t.kind == "row")
+
+
+def row_bodies(graph: Graph) -> list[Body]:
+    """Distinct bodies of the row kernels of a model."""
+    fused = lower(graph, Flags()).graph
+    found = {}
+    for group in fused.groups:
+        body = extract(fused, group)
+        if group.kind == "row":
+            found.setdefault(body.graph.digest + repr(body.buffers), body)
+    return list(found.values())
+
+
+def text_of(spec: KernelSpec) -> str:
+    return emit(spec, TEMPLATE).text
 
 
 def row_spec(body: Body, choice: int = 0) -> KernelSpec:
@@ -97,7 +114,7 @@ def in_memory(values: torch.Tensor, type_: TensorType) -> torch.Tensor:
 def run_interpreted(case: RowCase, folder: Path, choice: int = 0) -> dict[str, torch.Tensor]:
     """Run a body's kernel; outputs and states as they lie in memory."""
     spec = row_spec(case.body, choice)
-    module: Any = triton_run.load(emit(spec, TEMPLATE).text, spec.symbol, folder)
+    module: Any = triton_run.load(text_of(spec), spec.symbol, folder)
     arguments = arguments_of(case, spec)
     ints = {n: case.step.dims[n] for n in int_names(case.body.graph)}
     triton_run.run(module, arguments, ints)
