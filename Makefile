@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 STAMP := $(VENV)/.installed
 
 help:
-	@echo "make demo    compile SmolLM2-135M for this CPU and stream an answer"
+	@echo "make demo    compile SmolLM2-135M and a small DeepSeek-V4.1 for this CPU, stream answers"
 	@echo "make test    ruff, mypy and the tests"
 	@echo "make lint    ruff and mypy only"
 	@echo "make bench   measure the artifact that make demo leaves in $(ARTIFACT)"
@@ -27,8 +27,10 @@ help:
 demo: $(STAMP)
 	@echo '$$ compile-model $(MODEL) -o $(ARTIFACT)'
 	@$(BIN)/compile-model $(MODEL) -o $(ARTIFACT)
+	@echo '$$ compile-model models/small -o out/small'
+	@$(BIN)/compile-model models/small -o out/small
 	@echo
-	@$(BIN)/python -m tilewright.tools.demo $(ARTIFACT)
+	@$(BIN)/python -m tilewright.tools.demo out/small $(ARTIFACT)
 
 test: lint
 	@echo "pytest: $(WORKERS) workers"

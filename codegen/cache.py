@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.codegen.source import KernelSource
-from tilewright.codegen.target import Toolchain
+from tilewright.codegen.target import PreparesHeaders, Toolchain
 
 Progress = Callable[[str, int, int], None]
+MANY = 6  # sources from which on headers are prepared: that takes as long as two or three of them
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class KernelCache:
             for name, text in self._support.items():
                 (work / name).write_text(text)
             progress("compile", 0, len(missing))
+            if len(missing) >= MANY and isinstance(self._toolchain, PreparesHeaders):
+                self._toolchain.prepare(work)
             with ThreadPoolExecutor(max(1, jobs)) as pool:
                 waiting = [
                     pool.submit(self._compile_one, work, name, texts[name], objects[name])

@@ -42,6 +42,15 @@ class Toolchain(Protocol):
 
 
 @runtime_checkable
+class PreparesHeaders(Protocol):
+    """A toolchain that is quicker with many sources once it has read its headers."""
+
+    def prepare(self, folder: Path) -> None:
+        """Read the support sources in `folder` once for all that is compiled there."""
+        ...
+
+
+@runtime_checkable
 class PrintsSources(Protocol):
     """A toolchain with a language of its own in between: what it printed goes into the artifact."""
 
@@ -74,7 +83,11 @@ class KernelTemplate:
 
 @dataclass(frozen=True)
 class Target:
-    """A validated record of a chip variant. Rates are per second: flops, bytes."""
+    """A validated record of a chip variant. Rates are per second: flops, bytes.
+
+    `tuned` names the target whose committed records choose schedules; none where they are kept
+    on the machine that measured them.
+    `full_columns`: sums of one row that fill the chip; fewer are taken in segments. 0: never."""
 
     name: str
     variant: str
@@ -92,7 +105,10 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
+    tuned: str = ""
+    full_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
+    latent_chunk: int | None = None  # of attention over latent rows, where it is another
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]

@@ -23,6 +23,10 @@ class CommandError(Exception):
     """A command cannot do what was asked. The message is one sentence."""
 
 
+class CommandUsageError(CommandError):
+    """Arguments that do not make a command together; the message is one sentence."""
+
+
 def sentence_of(error: BaseException) -> str | None:
     """Return the sentence a user reads for an error, or None for one that is a fault of ours."""
     if isinstance(error, _UsageError):
@@ -60,7 +64,7 @@ def run_reported(run: Callable[[], Any]) -> int:
         if sentence is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)
-        return USAGE if isinstance(error, _UsageError) else FAILED
+        return USAGE if isinstance(error, (_UsageError, CommandUsageError)) else FAILED
     if code == INTERRUPTED:  # also how typer reports Ctrl-C
         print("interrupted", file=sys.stderr)
     return code

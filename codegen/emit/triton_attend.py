@@ -40,7 +40,8 @@ def attend(spec: KernelSpec) -> Mapping[str, Any]:
     cast = triton_type(body.type_of(k).dtype)
     chunks: DimJson = ["ceildiv", ["mul", stride, block_size], spec.numerics.chunk]
     launches, scratch = _launches(spec, tokens, heads, kv_heads, width, chunks)
-    query, query_value = _query(body, q, tokens, each, group, width, padded)
+    tile = _tile(each, group, width, padded)
+    query, query_value = query_lines(body, q, tokens, *tile)
     member = Index("member", block=False)
     lanes = Index("across", f"across < {width}" if padded != width else "")
     return {
@@ -67,8 +68,8 @@ def attend(spec: KernelSpec) -> Mapping[str, Any]:
         "precision": ', input_precision="ieee"' if cast == "float32" else "",
         "query": query,
         "query_value": query_value,
-        "epilogue": _epilogue(body, anchor, tokens, *_tile(each, group, width, padded)),
-        "combine_epilogue": _epilogue(body, anchor, tokens, [], (member, lanes)),
+        "epilogue": epilogue_lines(body, anchor, tokens, *tile),
+        "combine_epilogue": epilogue_lines(body, anchor, tokens, [], (member, lanes)),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
     }
@@ -111,10 +112,10 @@ def _tile(each: int, group: int, width: int, padded: int) -> tuple[list[str], tu
     return lines, (head, Index("lane", f"lane < {width}" if padded != width else ""))
 
 
-def _query(
-    body: Graph, q: str, tokens: Dim, each: int, group: int, width: int, padded: int
+def query_lines(
+    body: Graph, q: str, tokens: Dim, lines: list[str], index: tuple[Index, Index]
 ) -> tuple[list[str], str]:
-    lines, index = _tile(each, group, width, padded)
+    """Return statements, after `lines`, and the value of the queries at an index of a token."""
     names = ancestors(body, q) if q in body.node else []
     values, scope = Values(body, names, tokens, ROW, {}), Scope(list(lines))
     found = values.operand(scope, q, index, 3, ROW)
@@ -123,10 +124,10 @@ def _query(
     return scope.lines, f"tl.where({masks}, {found}, 0.0)" if masks and names else found
 
 
-def _epilogue(
+def epilogue_lines(
     body: Graph, anchor: Node, tokens: Dim, lines: list[str], index: tuple[Index, Index]
 ) -> list[str]:
-    """Elementwise nodes on the mixed values, and the stores of what leaves the kernel."""
+    """Elementwise nodes on the values `mixed`, and the stores of what leaves the kernel."""
     before = set(ancestors(body, anchor.name))
     names = [n.name for n in body.nodes if n.name not in before]
     values = Values(body, names, tokens, ROW, {anchor.name: "mixed"})

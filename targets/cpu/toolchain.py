@@ -14,6 +14,7 @@ from tilewright.codegen.target import FORBIDDEN_FLAGS, Target
 from tilewright.graph.errors import TargetError
 
 HOST_SOURCE = "tw_host.cpp"
+ALL_HEADERS, MATH = "tw_all.h", "tw_math.h"
 
 
 class CppToolchain:
@@ -47,15 +48,35 @@ class CppToolchain:
 
     def compile(self, source: Path, output: Path) -> None:
         """Compile one source; its headers lie beside it."""
+        every = source.parent / ALL_HEADERS
+        prepared = ["-include", str(every)] if every.exists() else []
+        flags = [*self._flags(source.parent), *prepared]
+        self._run([*flags, "-c", str(source), "-o", str(output)], source.stem)
+
+    def prepare(self, folder: Path) -> None:
+        """Precompile all headers in `folder`; same flags and text, so the same code."""
+        # What other headers call from templates comes first.
+        first = ("tw_host.h", MATH)
+        found = {path.name for path in folder.glob("tw_*.h")}
+        names = [*first, *sorted(found - {*first})]
+        text, work = "".join(f'#include "{name}"\n' for name in names), folder / "prepared"
+        work.mkdir()
+        (work / ALL_HEADERS).write_text(text)
+        output = work / f"{ALL_HEADERS}.gch"
+        header = ["-x", "c++-header", str(work / ALL_HEADERS), "-o", str(output)]
+        self._run([*self._flags(folder), *header], "headers")
+        for path in (output, work / ALL_HEADERS):  # the text last: it says that both are there
+            path.rename(folder / path.name)
+
+    def _flags(self, folder: Path) -> list[str]:
         import tvm_ffi.libinfo
 
-        includes = [
-            source.parent,
-            Path(tvm_ffi.libinfo.find_include_path()),
-            Path(tvm_ffi.libinfo.find_dlpack_include_path()),
-        ]
-        flags = [f"-I{path}" for path in includes]
-        self._run([*self.target.flags, *flags, "-c", str(source), "-o", str(output)], source.stem)
+        includes = (
+            folder,
+            tvm_ffi.libinfo.find_include_path(),
+            tvm_ffi.libinfo.find_dlpack_include_path(),
+        )
+        return [*self.target.flags, *(f"-I{path}" for path in includes)]
 
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link a shared library; the names of TVM-FFI are found in the process that loads it."""
@@ -66,7 +87,7 @@ class CppToolchain:
         folder = TEMPLATE_ROOT / "cpp"
         files = sorted([*folder.glob("tw_*.h"), folder / HOST_SOURCE])
         math = f"#pragma once\n{prelude('cpp')}"
-        return {**{path.name: path.read_text() for path in files}, "tw_math.h": math}
+        return {**{path.name: path.read_text() for path in files}, MATH: math}
 
     def _run(self, arguments: Sequence[str], what: str) -> str:
         for flag in arguments:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.codegen.cache import KernelCache
+from tilewright.codegen.cache import MANY, KernelCache
 from tilewright.codegen.source import KernelSource
 from tilewright.graph.errors import TargetError
 
@@ -94,3 +94,24 @@ def test_builders_at_once_see_whole_objects(tmp_path: Path) -> None:
     assert not errors
     assert len(list((tmp_path / "objects").iterdir())) == 7
     assert build(tmp_path, Recorder(), *texts) == 0
+
+
+class Preparing(Recorder):
+    """Reads its headers once where many sources wait; what it compiles must not differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: list[Path] = []
+
+    def prepare(self, folder: Path) -> None:
+        assert (folder / "tw_a.h").read_text() == self.header
+        self.prepared.append(folder)
+
+
+def test_headers_are_prepared_once_for_many(tmp_path: Path) -> None:
+    toolchain = Preparing()
+    assert build(tmp_path, toolchain, "a", "b") == 3
+    assert toolchain.prepared == []
+    assert build(tmp_path, toolchain, *(f"kernel {i}" for i in range(MANY))) == MANY
+    assert len(toolchain.prepared) == 1
+    assert not toolchain.prepared[0].exists()

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import tvm_ffi.libinfo
-
 from tilewright.codegen.target import Target
-from tilewright.graph.errors import TargetError
 from tilewright.targets.cpu.toolchain import CppToolchain
-
-HEADERS = (
-    "tw_host.h", "tw_vec.h", "tw_math.h", "tw_contract_formats.h", "tw_contract.h", "tw_attend.h",
-    "tw_select.h", "tw_quant.h", "tw_hyper.h", "tw_pages.h", "tw_rows.h",
-    "tw_latent.h", "tw_index.h",
-)  # fmt: skip
 
 
 class QuickToolchain:
-    """Compiles as `CppToolchain` does, from a precompiled header kept in `folder`."""
+    """Compiles as `CppToolchain` does, in a folder that keeps its prepared headers."""
 
     def __init__(self, target: Target, folder: Path) -> None:
         self.target = target
@@ -46,16 +36,13 @@ class QuickToolchain:
 
     def compile(self, source: Path, output: Path) -> None:
         self.num_compiled += 1
-        command = [*self._command, "-include", "all.h", "-x", "c++", "-", "-c", "-o", str(output)]
-        self._run(command, self._headers, source.stem, source.read_text())
-
-    @cached_property
-    def _command(self) -> list[str]:
-        includes = (
-            tvm_ffi.libinfo.find_include_path(),
-            tvm_ffi.libinfo.find_dlpack_include_path(),
-        )
-        return [self._plain.compiler, *self.target.flags, *(f"-I{path}" for path in includes)]
+        with tempfile.TemporaryDirectory() as folder:
+            for header in self._headers.iterdir():
+                (Path(folder) / header.name).symlink_to(header)
+            copy = Path(folder) / source.name
+            copy.unlink(missing_ok=True)
+            copy.write_text(source.read_text())
+            self._plain.compile(copy, output)
 
     @cached_property
     def _headers(self) -> Path:
@@ -69,18 +56,9 @@ class QuickToolchain:
         work = Path(tempfile.mkdtemp(prefix="headers-", dir=self._folder))
         for name, text in texts.items():
             (work / name).write_text(text)
-        (work / "all.h").write_text("".join(f'#include "{name}"\n' for name in HEADERS))
-        self._run([*self._command, "-x", "c++-header", "all.h", "-o", "all.h.gch"], work, "headers")
+        self._plain.prepare(work)
         try:
             work.rename(final)
         except OSError:  # another process was first
             shutil.rmtree(work)
         return final
-
-    @staticmethod
-    def _run(command: Sequence[str], folder: Path, what: str, text: str = "") -> None:
-        done = subprocess.run(
-            command, cwd=folder, input=text, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise TargetError(f"kernel '{what}': the C++ compiler failed: {done.stderr[:2000]}")

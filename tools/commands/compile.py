@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright.tools.commands import options
-from tilewright.tools.failures import CommandError
+from tilewright.tools.failures import CommandUsageError
 
 if TYPE_CHECKING:
     from tilewright.codegen.compile import CompileReport
@@ -72,12 +72,14 @@ def _check_asked(
     """Refuse what is neither a compilation nor a plan."""
     if (model is None) == (model_config is None):
         got = "neither" if model is None else "both"
-        raise CommandError(f"argument 'MODEL': got {got}, want a model or --config")
+        raise CommandUsageError(f"argument 'MODEL': got {got}, want a model or --config")
     is_plan = plan_only or model is None
     if is_plan and output is not None:
-        raise CommandError("option '--output': a plan is not written: got both, want one of them")
+        raise CommandUsageError(
+            "option '--output': a plan is not written: got both, want one of them"
+        )
     if not is_plan and output is None:
-        raise CommandError("option '--output': missing: want the directory to write")
+        raise CommandUsageError("option '--output': missing: want the directory to write")
 
 
 def _plan(asked: Asked, start: float, *, as_json: bool) -> None:

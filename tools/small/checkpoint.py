@@ -26,9 +26,17 @@ def write_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.contiguous() for name, t in released_tensors(masters, stored)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_settings(folder, config, tokenizer)
+    _write_json(folder / "training.json", record)
+
+
+def write_settings(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Write what stands beside the tensors: config.json and the tokenizer's two files."""
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     settings = {"add_bos_token": False, "tokenizer_class": "PreTrainedTokenizerFast"}
-    for name, content in (
-        ("config.json", config), ("tokenizer_config.json", settings), ("training.json", record),
-    ):  # fmt: skip
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
