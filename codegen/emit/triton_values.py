@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
-from tilewright.codegen.pack_gpu import ROWS, block_layout
+from tilewright.codegen.pack_gpu import ROWS, block_layout, lies_as_rows
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.errors import LowerError
@@ -352,7 +352,9 @@ class Values:
             scope, (table, chosen.text, "id"), "id", f"tl.where({ok}, {chosen.text}, 0)"
         )
         place = Index(safe, chosen.mask, chosen.block)
-        if isinstance(type_.dtype, BlockFormat):
+        if isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype):
+            value = _coded(table, type_.dtype, place, last, width)
+        elif isinstance(type_.dtype, BlockFormat):
             value = self._decoded(scope, table, type_.dtype.name, place, last, width)
         else:
             value = load(table, f"{safe} * {width} + {last.text}", [place, last])
@@ -382,6 +384,14 @@ class Values:
         value = self.name(scope, "scaled", f"{code}.to(tl.float32) * {scale}")
         return f"({value} + {load(f'{table}_m', cell, parts)}.to(tl.float32))" if (
             layout.has_min) else value  # fmt: skip
+
+
+def _coded(table: str, dtype: BlockFormat, n: Index, k: Index, width: int) -> str:
+    """One element of a row of e4m3 codes, with its scale after them; the product is exact."""
+    row = f"{n.text} * {dtype.row_bytes(width)}"
+    code = load(table, f"{row} + {k.text}", [n, k])
+    scale = load(table, f"{row} + {width} + {k.text} // {dtype.block[1]}", [n, k])
+    return f"(tw_e4m3_value({code}) * tw_power_value({scale}))"
 
 
 def _moved(node: Node, index: tuple[Index, ...]) -> Index:

@@ -87,6 +87,9 @@ def exact_graph() -> Graph:
     table = b.weight("table", F32, 1013, 6)
     b.output("embedding", b.op("embedding", b.op("modulo", _x(b, t, "e", 2, dtype=I32), divisor=7),
                                table))  # fmt: skip
+    coded = b.weight("coded", element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]"), 23, 64)
+    near = b.op("modulo", _x(b, t, "e.coded", 3, dtype=I32), divisor=23)
+    b.output("embedding.coded", b.op("embedding", near, coded))
     b.output("weights", b.weight("left", F32, 5, 7) * b.weight("right", F32, 5, 7))
     ints = b.input("ints", I32, t.owners, 3)
     b.output("gather_rows", b.op("gather_rows", ints, t.requests))

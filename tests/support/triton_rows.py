@@ -18,6 +18,7 @@ from tilewright.codegen.body import Body, extract
 from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.numerics import derive
+from tilewright.codegen.pack import pack_weight
 from tilewright.codegen.pipeline import lower
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
@@ -31,15 +32,19 @@ TARGET = resolve("sm90")[0]
 TEMPLATE = next(t for t in TARGET.kernels if t.kind == "row")
 
 
-def row_bodies(graph: Graph) -> list[Body]:
-    """Distinct bodies of the row kernels of a model."""
+def named_row_bodies(graph: Graph) -> list[tuple[str, Body]]:
+    """Distinct bodies of the row kernels of a model, with the names of their first groups."""
     fused = lower(graph, Flags()).graph
-    found = {}
+    found: dict[str, tuple[str, Body]] = {}
     for group in fused.groups:
-        body = extract(fused, group)
         if group.kind == "row":
-            found.setdefault(body.graph.digest + repr(body.buffers), body)
+            body = extract(fused, group)
+            found.setdefault(body.graph.digest + repr(body.buffers), (group.name, body))
     return list(found.values())
+
+
+def row_bodies(graph: Graph) -> list[Body]:
+    return [body for _, body in named_row_bodies(graph)]
 
 
 def text_of(spec: KernelSpec) -> str:
@@ -88,6 +93,10 @@ def arguments_of(case: RowCase, spec: KernelSpec) -> dict[str, torch.Tensor]:
             found[name] = _poison(stored, case.step.dims)
         elif name in body.state:
             found[name] = in_memory(case.step.states[public], body.state[name].type)
+        elif name in body.weight and isinstance(stored.dtype, BlockFormat):
+            packed = pack_weight(case.graph.weight[public], "scaled_rows", case.weights).data
+            found[name] = torch.from_numpy(packed)
+            continue
         elif name in body.weight:
             found[name] = weights[public].to(TORCH[stored.dtype.name])
         else:

@@ -91,6 +91,14 @@ def test_codes_of_all_values(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, np.arange(16))
 
 
+def test_values_of_all_codes(tmp_path: Path) -> None:
+    codes = np.arange(256, dtype=np.int32)
+    same(applied("tw_e4m3_value(tl.load(x + j))", codes, tmp_path), e4m3(codes.astype(np.uint8)))
+    want = np.ldexp(1.0, codes - 127).astype(np.float32)
+    want[255] = np.nan
+    same(applied("tw_power_value(tl.load(x + j))", codes, tmp_path), want)
+
+
 def test_scales_are_those_of_the_rules(tmp_path: Path) -> None:
     """Exact powers stay, the next float goes up; zeros, subnormals, infinity, NaN."""
     r = np.random.default_rng(2)
