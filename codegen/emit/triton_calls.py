@@ -8,16 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.emit.shapes import constant, inner_shape
-from tilewright.codegen.emit.triton_values import (
-    Evaluate,
-    Index,
-    Scope,
-    Values,
-    at,
-    block_form,
-    power_of_two,
-    whole,
-)
+from tilewright.codegen.emit.triton_places import Index, at, block_form, power_of_two, whole
+from tilewright.codegen.emit.triton_values import Evaluate, Scope, Values
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Node
 from tilewright.graph.dims import to_json

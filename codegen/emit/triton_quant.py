@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.emit.triton_calls import Call
-from tilewright.codegen.emit.triton_values import Index, block_shape, joined_masks, whole
+from tilewright.codegen.emit.triton_places import Index, block_shape, joined_masks, whole
 from tilewright.graph.errors import LowerError
 from tilewright.graph.types import BlockFormat
 

@@ -13,21 +13,19 @@ from collections.abc import Mapping, Sequence
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_calls import ROUTINES, Call, Text, evaluations
 from tilewright.codegen.emit.triton_parts import Part, ancestors_inside, depth, parts_of
-from tilewright.codegen.emit.triton_quant import packed_store, quantise
-from tilewright.codegen.emit.triton_reduce import FRAME, UNROLLED, reduction
-from tilewright.codegen.emit.triton_select import select
-from tilewright.codegen.emit.triton_values import (
+from tilewright.codegen.emit.triton_places import (
     ZERO,
     Index,
-    Scope,
-    Values,
     at,
     joined_masks,
     linear,
-    memory_type,
     power_of_two,
     unravel,
 )
+from tilewright.codegen.emit.triton_quant import packed_store, quantise
+from tilewright.codegen.emit.triton_reduce import FRAME, UNROLLED, reduction
+from tilewright.codegen.emit.triton_select import select
+from tilewright.codegen.emit.triton_values import Scope, Values, memory_type
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.errors import LowerError
