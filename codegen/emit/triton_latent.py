@@ -35,12 +35,12 @@ _ENTRIES = {"attend_compressed": "all", "attend_selected": "selected"}
 
 def latent(spec: KernelSpec) -> Mapping[str, Any]:
     """Return the template's variables."""
-    body, schedule = spec.body, spec.schedule.values
+    body, schedule, chunk = spec.body, spec.schedule.values, spec.numerics.chunk
     (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
     q, _, positions, request_rows, _, sink = anchor.inputs[:6]
     heads, width = (constant(d) for d in anchor.type.shape[1:])
     states = _states(body, anchor)
-    cut = slices_of(width, states)
+    cut = slices_of(width, states, schedule["columns"])
     cast = product_type([body.type_of(q).dtype, *states])
     group, padded = schedule["heads"], power_of_two(width)
     lists, units = _lists(spec, anchor, cut)
@@ -51,12 +51,14 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
     return {
         "parameters": parameters(spec, launches[0]),
         "split": bool(schedule["split"]),
+        "reload": bool(schedule["split"]) or group < 64,
         "heads": heads,
         "group": group,
         "width": width,
         "padded": padded,
-        "chunk": spec.numerics.chunk,
+        "chunk": chunk,
         "window": int(str(anchor.attr["window"])),
+        "halves": [chunk >> i for i in range(1, chunk.bit_length())],
         "slices": cut,
         "lists": lists,
         "num_units": _text(units),
@@ -107,7 +109,9 @@ def _lists(
     """Return the lists of entries of a token, and how many units one may have."""
     body, chunk, window = spec.body, spec.numerics.chunk, int(str(anchor.attr["window"]))
     start = -(-window // chunk)
-    lists = [{"kind": "window", "start": 0, **_state(body, anchor, (1, 4), cut)}]
+    lists: list[Mapping[str, Any]] = [
+        {"kind": "window", "start": 0, **_state(body, anchor, (1, 4), cut)}
+    ]
     if len(anchor.inputs) == 6:
         return lists, start
     found = {"kind": _ENTRIES[anchor.op], "start": start, **_state(body, anchor, (6, 7), cut)}
