@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.codegen.emit.shapes import constant
-from tilewright.codegen.emit.triton_attend import epilogue_lines, query_lines
+from tilewright.codegen.emit.triton_attend import Place, epilogue_lines, query_lines
 from tilewright.codegen.emit.triton_host import (
     Launch,
     host_text,
@@ -46,7 +46,7 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
     lists, units = _lists(spec, anchor, cut)
     launches, scratch = _launches(spec, anchor, units)
     head, across = Index("head", block=False), "across < %d" % width if padded != width else ""
-    tiles = [_tile(s, group, heads) for s in cut]
+    places = [_place(s, group, heads) for s in cut]
     tokens = anchor.type.shape[0]
     return {
         "parameters": parameters(spec, launches[0]),
@@ -68,10 +68,10 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
         "scale": print_scalar(Const(float(str(anchor.attr["scale"]))), {}, "triton"),
         "cast": cast,
         "precision": ', input_precision="ieee"' if cast == "float32" else "",
-        "query": _queries(body, q, anchor, tiles, cast),
-        "epilogue": [epilogue_lines(body, anchor, tokens, *tile) for tile in tiles],
+        "query": _queries(body, q, anchor, places, cast),
+        "epilogue": [epilogue_lines(body, anchor, tokens, place) for place in places],
         "combine_epilogue": epilogue_lines(
-            body, anchor, tokens, [], (head, Index("across", across))
+            body, anchor, tokens, Place((), (head, Index("across", across)))
         ),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
@@ -82,23 +82,24 @@ def _states(body: Graph, anchor: Node) -> list[Any]:
     return [body.type_of(i).dtype for i in (anchor.inputs[1], *anchor.inputs[6:7])]
 
 
-def _tile(s: Slice, group: int, heads: int) -> tuple[list[str], tuple[Index, Index]]:
+def _place(s: Slice, group: int, heads: int) -> Place:
     """Positions of a program's heads by the columns of a slice."""
-    lines = [
+    lines = (
         f"head = group * {group} + tl.arange(0, {group})[:, None]",
         f"lane = {s.first} + tl.arange(0, {s.span})[None, :]",
-    ]
+    )
     head = Index("head", f"head < {heads}" if heads % group else "")
-    return lines, (head, Index("lane", f"lane < {s.first + s.count}" if s.count != s.span else ""))
+    lane = Index("lane", f"lane < {s.first + s.count}" if s.count != s.span else "")
+    return Place(lines, (head, lane))
 
 
 def _queries(
-    body: Graph, q: str, anchor: Node, tiles: Sequence[Any], cast: str
+    body: Graph, q: str, anchor: Node, places: Sequence[Place], cast: str
 ) -> list[list[str]]:
     """Return for each slice the statements that leave its queries, q_0, q_1, .."""
     found = []
-    for i, (lines, index) in enumerate(tiles):
-        made, value = query_lines(body, q, anchor.type.shape[0], lines, index)
+    for i, place in enumerate(places):
+        made, value = query_lines(body, q, anchor.type.shape[0], place)
         found.append([*made, f"q_{i} = {value}.to(tl.{cast})"])
     return found
 
