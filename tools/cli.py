@@ -78,3 +78,7 @@ def main() -> None:
 def compile_model() -> None:
     """Run `compile-model`."""
     single()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,134 +1,77 @@
-"""Texts of the Triton template of the selection of entries."""
+"""Positions and values of the largest entries of a row: exact, so no order is to be fixed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from tilewright.codegen.emit.shapes import constant
-from tilewright.codegen.emit.triton_host import (
-    Launch,
-    Pointer,
-    host_text,
-    launch_table,
-    parameters,
-    workspace_pointers,
-)
-from tilewright.codegen.emit.triton_paged import (
-    COLUMNS,
-    LEAST,
-    decoded,
-    product_type,
-    row_cells,
-    slices_of,
-)
-from tilewright.codegen.emit.triton_rows import power_of_two
-from tilewright.codegen.spec import KernelSpec, Schedule
+from tilewright.codegen.emit.shapes import inner_shape
+from tilewright.codegen.emit.triton_values import ZERO, Index, Scope, Values, power_of_two
 from tilewright.graph import Node
-from tilewright.graph.dims import DimJson, to_json
+from tilewright.graph.errors import LowerError
+
+_BLOCK = 4096
+_MAX_TOP_K_WIDTH = 16384
 
 
-@dataclass(frozen=True)
-class Stream:
-    """One choice: the k largest of what passes, in a buffer of `capacity`, a power of two."""
-
-    name: str
-    k: int
-    padded: int
-    capacity: int
-    offset: int
-
-
-def streams_of(node: Node, tile: int) -> tuple[Stream, ...]:
-    """Return the choices of a selection: of entries and, where they are asked for, of blocks."""
-    k, blocks = (int(str(node.attr.get(name, 0))) for name in ("k", "blocks"))
-    found = [_stream("best", k, 0, tile)]
-    if blocks:
-        found.append(_stream("blocks", blocks, k, tile))
-    return tuple(found)
+def select(values: Values, scope: Scope, node: Node, pointer: str) -> None:
+    """Print the statements that store what a node selects."""
+    type_ = values.body.type_of(node.inputs[0])
+    *outer, width = inner_shape(type_, type_.rank, values.rows)
+    if any(e != 1 for e in outer):
+        raise LowerError(f"{node.op} '{node.name}': got {outer} rows in a row, want one")
+    if node.op == "argmax":
+        _argmax(values, scope, node, pointer, len(outer), width)
+    else:
+        _top_k(values, scope, node, pointer, len(outer), width)
 
 
-def _stream(name: str, k: int, offset: int, tile: int) -> Stream:
-    padded = max(LEAST, power_of_two(k))
-    # Room for as many again: the longer the buffer, the rarer it is cut.
-    return Stream(name, k, padded, power_of_two(k + padded + tile), offset)
+def _shown(values: Values, scope: Scope, node: Node, outer: int, last: Index) -> str:
+    rank = values.body.type_of(node.inputs[0]).rank
+    return values.operand(scope, node.inputs[0], (*(ZERO,) * outer, last), rank, values.row)
 
 
-def selection_parts(
-    node: Node, schedule: Schedule, tokens: DimJson, listed: int
-) -> dict[str, tuple[str, DimJson]]:
-    """Return the buffers of the workspace: Triton type and bytes."""
-    values, found = schedule.values, dict[str, tuple[str, DimJson]]()
-    for s in streams_of(node, values["tile"]):
-        held: DimJson = ["mul", tokens, 4 * values["parts"] * s.capacity]
-        found[f"{s.name}_keys"] = found[f"{s.name}_ids"] = ("i32", held)
-        if values["parts"] > 1:
-            joined: DimJson = ["mul", tokens, 4 * s.capacity]
-            found[f"{s.name}_joined_keys"] = found[f"{s.name}_joined_ids"] = ("i32", joined)
-            found[f"{s.name}_held"] = ("i32", ["mul", tokens, 4 * values["parts"]])
-    if listed:
-        found["listed"] = ("i32", ["mul", tokens, 4 * power_of_two(listed)])
-        found["num_listed"] = ("i32", ["mul", tokens, 4])
-    return found
+def _argmax(
+    values: Values, top: Scope, node: Node, pointer: str, outer: int, width: int
+) -> None:
+    block = min(_BLOCK, power_of_two(width))
+    scope = top.child()
+    scope.lines.append(f"j = base + tl.arange(0, {block})")
+    value = _shown(values, scope, node, outer, Index("j", f"j < {width}"))
+    scope.lines += [
+        f"shown = tl.where(j < {width}, {value}, float('-inf'))",
+        "bad = tl.maximum(bad, tl.max((shown != shown).to(tl.int32), axis=0))",
+        "top = tl.max(shown, axis=0)",
+        f"at = tl.min(tl.where((shown == top) & (j < {width}), j, {width}), axis=0)",
+        "place = tl.where(top > best, at, place)",
+        "best = tl.where(top > best, top, best)",
+    ]
+    top.lines += [
+        "bad = tl.full([], 0, tl.int32)",
+        "place = tl.full([], 0, tl.int32)",
+        "best = tl.full([], float('-inf'), tl.float32)",
+        f"for base in range(0, {width}, {block}):",
+        *("    " + line for line in scope.lines),
+        f"tl.store({pointer} + {values.row.text}, tl.where(bad > 0, 0, place))",
+    ]
 
 
-def selection(spec: KernelSpec) -> Mapping[str, Any]:
-    """Return the template's variables."""
-    body, tile = spec.body, spec.schedule.values["tile"]
-    (node,) = body.nodes
-    q, w, keys, positions, rows, tables = node.inputs[:6]
-    heads, width = (constant(d) for d in body.type_of(q).shape[1:])
-    stored = body.type_of(keys)
-    cut = slices_of(width, [stored.dtype], COLUMNS)
-    cast = product_type([body.type_of(q).dtype, stored.dtype])
-    lanes = max(LEAST, power_of_two(heads))
-    given = constant(body.type_of(node.inputs[6]).shape[1]) if len(node.inputs) > 6 else 0
-    launches, scratch = _launches(spec, node, given)
-    return {
-        "parameters": parameters(spec, launches[0]),
-        "heads": heads,
-        "lanes": lanes,
-        "halves": [lanes >> i for i in range(1, lanes.bit_length())],
-        "width": width,
-        "ratio": int(str(node.attr["ratio"])),
-        "tile": tile,
-        "parts": spec.schedule.values["parts"],
-        "block_size": int(str(node.attr.get("block_size", 1))),
-        "slices": cut,
-        "decoded": decoded(keys, "start", "seen", stored.dtype, width, cut),
-        "cells": row_cells(stored.dtype, width),
-        "streams": streams_of(node, tile),
-        "out": node.name,
-        "out_width": constant(node.type.shape[1]),
-        "q": q,
-        "w": w,
-        "positions": positions,
-        "request_rows": rows,
-        "tables": tables,
-        "stride": to_json(body.type_of(tables).shape[1]),
-        "per_page": constant(stored.shape[1]),
-        "candidates": node.inputs[6] if given else None,
-        "listed": given,
-        "listed_padded": power_of_two(given),
-        "cast": cast,
-        "precision": ', input_precision="ieee"' if cast == "float32" else "",
-        "launches": launch_table(spec, launches),
-        "host": host_text(spec, launches, scratch),
-    }
-
-
-def _launches(spec: KernelSpec, node: Node, listed: int) -> tuple[list[Launch], DimJson]:
-    schedule, tokens = spec.schedule.values, to_json(node.type.shape[0])
-    parts, warps = schedule["parts"], schedule["warps"]
-    work, scratch = workspace_pointers(selection_parts(node, spec.schedule, tokens, listed))
-
-    def launch(kernel: str, programs: int, stages: int, pointers: tuple[Pointer, ...]) -> Launch:
-        return Launch(kernel, (tokens, programs, 1), warps, stages, pointers)
-
-    found = [launch("choose", parts, schedule["stages"], work)]
-    if listed:
-        found.insert(0, launch("list_candidates", 1, 1, work))
-    if parts > 1:
-        found.append(launch("join", 1, 1, work))
-    return found, scratch
+def _top_k(
+    values: Values, scope: Scope, node: Node, pointer: str, outer: int, width: int
+) -> None:
+    """Take the largest k times; keys order like entries, NaN above all, zeros equal."""
+    padded, k = power_of_two(width), int(str(node.attr["k"]))
+    if padded > _MAX_TOP_K_WIDTH:
+        raise LowerError(
+            f"{node.op} '{node.name}': row too long: got {width}, want {_MAX_TOP_K_WIDTH}"
+        )
+    j = values.name(scope, "k", f"tl.arange(0, {padded})")
+    last = Index(j, f"{j} < {width}" if padded != width else "")
+    value = _shown(values, scope, node, outer, last)
+    key, alive = values.name(scope, "key", f"tw_order_key({value})"), f"alive_{j}"
+    result = "at" if node.op == "top_k_indices" else "tw_key_value(top)"
+    scope.lines += [
+        f"{alive} = {j} < {width}",
+        f"for taken in range(0, {k}):",
+        f"    top = tl.max(tl.where({alive}, {key}, -2147483648), axis=0)",
+        f"    at = tl.min(tl.where({alive} & ({key} == top), {j}, {padded}), axis=0)",
+        f"    tl.store({pointer} + {values.row.text} * {k} + taken, {result})",
+        f"    {alive} = {alive} & ({j} != at)",
+    ]

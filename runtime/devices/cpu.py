@@ -35,7 +35,8 @@ from tilewright.runtime.devices.memory import (
     numpy_type,
     release_unused_memory,
 )
-from tilewright.runtime.errors import ArtifactError
+from tilewright.runtime.errors import ArtifactError, RequestError
+from tilewright.runtime.params import shown
 from tilewright.runtime.plan_check import tensor_bytes
 from tilewright.runtime.plan_memory import ARENA, PlanMemory, Region, bound_shape, lay_out
 
@@ -149,8 +150,10 @@ class CpuDevice:
 
     def __init__(self, num_threads: int | None = None) -> None:
         count = default_num_threads() if num_threads is None else num_threads
-        if not 1 <= count <= MAX_THREADS:
-            raise ValueError(f"num_threads: got {count}, want 1 to {MAX_THREADS}")
+        if type(count) is not int or not 1 <= count <= MAX_THREADS:
+            raise RequestError(
+                f"engine 'num_threads': got {shown(count)}, want an int in 1..{MAX_THREADS}"
+            )
         self.num_threads = count
 
     def check(self, manifest: Manifest) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.codegen.emit.triton_index import selection_parts, streams_of
 from tilewright.codegen.emit.triton_paged import product_type
-from tilewright.codegen.emit.triton_select import selection_parts, streams_of
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate, symbols_of

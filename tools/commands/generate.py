@@ -18,7 +18,7 @@ from tilewright.tools.failures import FAILED
 
 if TYPE_CHECKING:
     from tilewright.runtime import Engine, RequestOutput
-    from tilewright.runtime.engine import Submitted
+    from tilewright.runtime.stream import Submitted
 
 Result = "RequestOutput | Asked"
 
