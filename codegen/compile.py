@@ -70,6 +70,7 @@ class CompileJob:
     files: Mapping[str, bytes] = field(default_factory=dict)
     jobs: int = 1
     log: TextIO | None = None
+    schedules: str = "the first legal one"  # what chose them: told in the artifact
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ def _manifest(
         kernels=_kernel_records(plans, specs, job.target),
         library=library,
         buckets=buckets,
-        compile_config=job.config.to_json(),
+        compile_config={**job.config.to_json(), "schedules": job.schedules},
         numerics_digest=numerics_digest(job, graph, plans, weights_digest, support_digest),
         invariance=job.target.invariance if job.config.mode == "deterministic" else "unproven",
         digests=digests,

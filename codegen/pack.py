@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.pack_ascend import CODED as CODED_ROWS
+from tilewright.codegen.pack_ascend import F32_ROWS, coded_bytes, pack_coded, pack_rows
 from tilewright.codegen.pack_ascend import LAYOUT as BF16_ROWS
-from tilewright.codegen.pack_ascend import pack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, pack_panels, packed_bytes
-from tilewright.codegen.pack_gpu import pack_blocks, sections
+from tilewright.codegen.pack_gpu import pack_matrix, refuses_format
+from tilewright.codegen.pack_gpu import packed_bytes as gpu_bytes
 from tilewright.codegen.plan import GroupPlan
 from tilewright.graph import Graph, Weight
 from tilewright.graph.errors import LowerError
@@ -109,12 +111,13 @@ def _rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
 
 def _blocks(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     dtype = weight.type.dtype
-    yield pack_blocks(dtype.name, source.unpacked(weight.name, dtype))
+    assert isinstance(dtype, BlockFormat)
+    for name in weight.expr.tensors:
+        yield pack_matrix(dtype, source.unpacked(name, dtype))
 
 
 def _blocks_size(weight: Weight) -> int:
-    n, k = (int(d) for d in weight.type.shape)
-    return sections(weight.type.dtype.name, n, k).end
+    return gpu_bytes(weight.type)
 
 
 def _stored_size(weight: Weight) -> int:
@@ -130,6 +133,16 @@ def _bf16_rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint
         yield pack_rows(source.unpacked(name, weight.type.dtype))
 
 
+def _coded_rows_size(weight: Weight) -> int:
+    *stack, n, k = (int(d) for d in weight.type.shape)
+    return math.prod(stack) * coded_bytes(weight.type.dtype, n, k)
+
+
+def _coded_rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
+    for name in weight.expr.tensors:
+        yield pack_coded(source.unpacked(name, weight.type.dtype), weight.type.dtype)
+
+
 def _is_matrix(body: Graph, weight: str) -> bool:
     return weight in matrix_weights(body)
 
@@ -142,11 +155,24 @@ def _cpu_layout(type_: TensorType) -> str:
     return "panels16" if panel_format(type_.dtype) in FORMATS else "scaled_rows"
 
 
+def _gpu_layout(type_: TensorType) -> str:
+    """Blocks for matrices; tables with scales by row lie as rows, for gathering."""
+    return "scaled_rows" if refuses_format(type_) else "blocks16"
+
+
+def _ascend_layout(type_: TensorType) -> str:
+    """Tables of rows with their own scales lie as rows, fp32 is kept, all else becomes bf16."""
+    if isinstance(type_.dtype, BlockFormat) and type_.dtype.code.is_float:
+        known = panel_format(type_.dtype)
+        return CODED_ROWS if known in FORMATS else "scaled_rows"
+    return F32_ROWS if type_.dtype.name == "f32" else BF16_ROWS
+
+
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing(_is_matrix, _cpu_layout),
-    "triton": Packing(_is_quantised, lambda type_: "blocks16"),
-    "tilelang_ascend": Packing(_is_matrix, lambda type_: BF16_ROWS),
-    "ascendc": Packing(_is_matrix, lambda type_: BF16_ROWS),
+    "triton": Packing(_is_quantised, _gpu_layout),
+    "tilelang_ascend": Packing(_is_matrix, _ascend_layout),
+    "ascendc": Packing(_is_matrix, _ascend_layout),
 }
 
 
@@ -176,9 +202,14 @@ def pack_weights(
     """
     layout = layouts(graph, plans)
     for weight in graph.weights:
-        packed = _LAYOUTS[layout[weight.name]]
-        pieces = partial(packed.pack, weight, source)
-        yield PackedWeight(weight, layout[weight.name], packed.size(weight), pieces)
+        yield pack_weight(weight, layout[weight.name], source)
+
+
+def pack_weight(weight: Weight, layout: str, source: WeightSource) -> PackedWeight:
+    """Return one weight in a layout of `PACKINGS`."""
+    packed = _LAYOUTS[layout]
+    pieces = partial(packed.pack, weight, source)
+    return PackedWeight(weight, layout, packed.size(weight), pieces)
 
 
 def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
@@ -186,14 +217,19 @@ def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     if not isinstance(dtype, DType) or dtype.name not in _PLAIN:
         raise LowerError(f"weight '{weight.name}': {dtype} has no plain layout")
     if weight.expr.kind == "literal":
-        values: Any = np.array(weight.expr.args, dtype=np.float32)
-    else:
-        values = source.unpacked(weight.name, dtype).values
-    if values is None:
-        raise LowerError(f"weight '{weight.name}': has no plain values")
+        yield _plain_bytes(np.array(weight.expr.args, dtype=np.float32), dtype)
+        return
+    for name in weight.expr.tensors:
+        values = source.unpacked(name, dtype).values
+        if values is None:
+            raise LowerError(f"weight '{weight.name}': has no plain values")
+        yield _plain_bytes(values, dtype)
+
+
+def _plain_bytes(values: NDArray[Any], dtype: DType) -> NDArray[np.uint8]:
     if dtype.name == "bf16" and values.dtype != np.uint16:
         values = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
-    yield np.ascontiguousarray(values, _PLAIN[dtype.name]).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(values, _PLAIN[dtype.name]).reshape(-1).view(np.uint8)
 
 
 _LAYOUTS: Mapping[str, Layout] = {
@@ -201,6 +237,8 @@ _LAYOUTS: Mapping[str, Layout] = {
     "scaled_rows": Layout(_rows_size, _rows),
     "blocks16": Layout(_blocks_size, _blocks),
     BF16_ROWS: Layout(_bf16_rows_size, _bf16_rows),
+    F32_ROWS: Layout(_stored_size, _plain),
+    CODED_ROWS: Layout(_coded_rows_size, _coded_rows),
     ROW_MAJOR: Layout(_stored_size, _plain),
 }
 

@@ -83,7 +83,11 @@ class KernelTemplate:
 
 @dataclass(frozen=True)
 class Target:
-    """A validated record of a chip variant. Rates are per second: flops, bytes."""
+    """A validated record of a chip variant. Rates are per second: flops, bytes.
+
+    `tuned` names the target whose committed records choose schedules; none where they are kept
+    on the machine that measured them.
+    `full_columns`: sums of one row that fill the chip; fewer are taken in segments. 0: never."""
 
     name: str
     variant: str
@@ -101,7 +105,10 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
+    tuned: str = ""
+    full_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
+    latent_chunk: int | None = None  # of attention over latent rows, where it is another
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]

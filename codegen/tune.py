@@ -42,6 +42,8 @@ class TuningRecord:
     first_seconds: float
     num_measured: int
     machine: str
+    driver: str = ""
+    date: str = ""
 
 
 class TuningRecords:
@@ -134,7 +136,24 @@ def record_key(
     toolchain: str,
     machine: str,
 ) -> str:
-    """Return the key of a record: all that the answer depends on."""
+    """Return the key of a record: all that the answer depends on.
+
+    Records that are committed hold for the chip: neither toolchain nor machine is in their keys.
+    """
+    if target.tuned:
+        return candidate_key(body, choice, bucket, target, config)
+    return candidate_key(body, choice, bucket, target, config, toolchain, machine)
+
+
+def candidate_key(
+    body: Body,
+    choice: Choice,
+    bucket: Bucket,
+    target: Target,
+    config: CompileConfig,
+    *measured: str,
+) -> str:
+    """Return a key of a body in a bucket with its candidates, and of what `measured` names."""
     tried = [
         (c.numerics.to_json(), c.schedule.to_json())
         for c in candidates(body, choice, bucket, target, config)
@@ -143,10 +162,9 @@ def record_key(
         body.graph.digest,
         choice.template.name,
         bucket_rows(body, bucket),
-        target.variant,
+        target.tuned or target.variant,
         config.mode,
-        toolchain,
-        machine,
+        *measured,
         tried,
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

@@ -110,7 +110,7 @@ def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0)
             found[name] = "u8", random_panels(type_, rng)
         elif str(type_.dtype) == "i32":
             shape = tuple(evaluate(d, step.dims) for d in type_.shape)
-            found[name] = "i32", _indices(body, name, step, rng).reshape(shape)
+            found[name] = "i32", int_operand(body, name, step, rng).reshape(shape)
         else:
             found[name] = str(type_.dtype), _random(type_, step.dims, rng)
     kept = {*body.weight, *body.state}
@@ -173,8 +173,8 @@ def _random_matrix(name: str, n: int, k: int, rng: np.random.Generator) -> Array
     return pack_panels(name, codes=codes, d=scale, m=minimum)
 
 
-def _indices(body: Graph, name: str, step: Step, rng: np.random.Generator) -> Array:
-    """Return flat indices that fit the first node that reads them."""
+def int_operand(body: Graph, name: str, step: Step, rng: np.random.Generator) -> Array:
+    """Return flat int32 indices that fit the first node that reads an operand."""
     user: Node = body.node[body.users[name][0]] if body.users[name] else body.nodes[0]
     place = user.inputs.index(name) if name in user.inputs else -1
     count = evaluate(body.type_of(name).num_elements, step.dims)

@@ -12,10 +12,11 @@ from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.ascendc import row_program
 from tilewright.codegen.emit.ascendc_host import Launch, entry
-from tilewright.codegen.emit.cpp import environment, sections_of
+from tilewright.codegen.emit.cpp import environment
 from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import prelude, print_scalar
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
@@ -66,17 +67,12 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
 
 def _prologue(spec: KernelSpec, value: str, rows: Dim) -> tuple[str, Launch]:
     """The row program that makes the activation, into the workspace."""
-    body, name = spec.body, f"k_{spec.symbol}_prologue"
-    text, tensors = row_program(
-        name, body, ancestors(body, value), rows, {root_of(body, value): "activation"},
-        spec.numerics.lanes,
+    body = spec.body
+    program = row_program(
+        f"k_{spec.symbol}_prologue", body, ancestors(body, value), rows,
+        {root_of(body, value): "activation"}, spec.numerics.lanes,
     )  # fmt: skip
-    given = [
-        f"({ctype}*){'workspace' if tensor == 'activation' else tensor}->data"
-        for ctype, tensor in tensors
-    ]
-    call = f"{name}({', '.join([*given, f'(int32_t)({cpp_extent(to_json(rows))})'])})"
-    return text, Launch(name, "vector", call)
+    return program.text, program.launch(rows, scratch=("activation",))
 
 
 def _arguments(

@@ -113,11 +113,14 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
     if first.op != "linear":
         return routed_schedules(body, first, rows)
     tiles = ((1, 2), (1, 1)) if rows == 1 else ((4, 1), (3, 1), (2, 2))
+    # A narrow matrix gives few items: of one panel each, so that every thread has some.
+    narrow = int(body.type_of(first.inputs[1]).shape[0]) <= 8 * PANEL
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
         for prefetch in (4096, 8192, 2048)
-        for per_item in (4, 8, 2)
+        for per_item in ((1, 2, 4) if narrow else (4, 8, 2))
         for tile, panels in tiles
+        if panels <= per_item
     ]
     slabs = [
         _slab(row_tile, 1, per_item, row_block, k_block, split)
@@ -125,7 +128,7 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
         for k_block in (256, 128)
         for row_block in (48, 96, 192)
         for split in (1, 0)
-        for per_item in (4, 8)
+        for per_item in ((1, 2) if narrow else (4, 8))
     ]
     ordered = streams if rows <= 4 else [*slabs, *streams] if rows > 16 else [*streams, *slabs]
     return tuple(dict.fromkeys(ordered))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+from tilewright import targets
 from tilewright.codegen.compile import CompileJob
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.flags import Flags
@@ -54,8 +56,23 @@ def resolve_asked(asked: Asked) -> Resolved:
     target, toolchain = resolve(asked.target, cxx=flags.cxx)
     toolchain.identity()
     jobs = asked.jobs or len(os.sched_getaffinity(0))
-    records = TuningRecords(flags.cache.expanduser() / RECORDS)
+    records = TuningRecords(records_path(target, flags))
     return Resolved(target, toolchain, flags, records, jobs, machine_name())
+
+
+def records_path(target: Target, flags: Flags) -> Path:
+    """Where records are: committed ones beside their target, others in the cache."""
+    if target.tuned:
+        return Path(targets.__file__).parent / target.tuned / RECORDS
+    return flags.cache.expanduser() / RECORDS
+
+
+def schedule_source(target: Target) -> str:
+    """Say what chose an artifact's schedules; it is written into the artifact."""
+    if not target.tuned:
+        return "measured on the compiling machine where it has a record, else the first legal one"
+    found = f"measured on {target.tuned} where there is a record, else the first legal one"
+    return found if target.tuned == target.name else f"{found}; {target.name} was not measured"
 
 
 def open_model(asked: Asked) -> Prepared:
@@ -86,4 +103,5 @@ def make_job(prepared: Prepared, found: Resolved, measure: Measure | None) -> Co
     return CompileJob(
         prepared.graph, prepared.model, prepared.weights, found.target, found.toolchain,
         prepared.config, choose, found.flags, prepared.files, found.jobs, log,
+        schedule_source(found.target),
     )  # fmt: skip

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from tilewright.tools.commands import options
+from tilewright.tools.failures import CommandUsageError
+
+BUDGET = 16  # that of codegen.tune, which is slow to import
 
 if TYPE_CHECKING:
     from tilewright.codegen.body import Body
@@ -28,36 +34,60 @@ def tune(
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     jobs: options.Jobs = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="DIR", help="Write candidates for a GPU.")
+    ] = None,
+    import_from: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="Keep what measure.py wrote.")
+    ] = None,
+    budget: Annotated[
+        int, typer.Option("--budget", min=1, max=BUDGET, help="Candidates of a kernel, for a GPU.")
+    ] = BUDGET,
     as_json: options.Json = False,
 ) -> None:
-    """Measure schedules of every kernel and bucket, and keep the fastest for later compiles."""
-    from tilewright.tools.commands.job import Asked
+    """Measure schedules of every kernel and bucket, and keep the fastest for later compiles.
+
+    A GPU target is measured in place where there is a GPU, or in two halves: --export writes a
+    folder, its measure.py runs where the GPU is, --import keeps the result.
+    """
+    from tilewright.tools.commands.device_tune import tune_device
+    from tilewright.tools.commands.job import Asked, resolve_asked
     from tilewright.tools.progress import StageBars
 
+    if export is not None and import_from is not None:
+        raise CommandUsageError("option '--export': got --import too, want one of them")
     asked = Asked(
         model=model, target=target, mode=mode.value, dtype=dtype.value, max_context=max_context,
         max_tokens_per_step=max_tokens_per_step, jobs=jobs,
     )  # fmt: skip
     with StageBars(visible=not as_json) as bars:
-        rows, found = _tune(asked, bars)
+        found = resolve_asked(asked)
+        if found.target.tuned:
+            rows = tune_device(asked, found, export, import_from, budget, bars)
+        elif export is not None or import_from is not None:
+            raise CommandUsageError(
+                f"target '{target}': is measured where it runs: got --export or --import, "
+                "want neither"
+            )
+        else:
+            rows = _tune(asked, found, bars)
     if as_json:
         print(json.dumps({
             "records": [{"node": name, **asdict(record)} for name, record in rows],
             "found": found.records.num_found, "measured": found.records.num_measured,
             "path": str(found.records.path),
         }))  # fmt: skip
-    else:
+    elif export is None:
         _print(rows, found)
 
 
-def _tune(asked: Asked, bars: StageBars) -> tuple[list[tuple[str, TuningRecord]], Resolved]:
+def _tune(asked: Asked, found: Resolved, bars: StageBars) -> list[tuple[str, TuningRecord]]:
     """Choose for every body and bucket; return the records used, with the name of a group."""
     from tilewright.codegen.pipeline import lower
     from tilewright.codegen.plan import buckets_of, plan_groups
-    from tilewright.tools.commands.job import make_job, open_model, resolve_asked
+    from tilewright.tools.commands.job import make_job, open_model
     from tilewright.tools.measure import CpuMeasure
 
-    found = resolve_asked(asked)
     prepared = open_model(asked)
     measure = CpuMeasure(found.target, found.toolchain, found.flags.cache, jobs=found.jobs,
                          progress=bars)  # fmt: skip
@@ -65,14 +95,14 @@ def _tune(asked: Asked, bars: StageBars) -> tuple[list[tuple[str, TuningRecord]]
     bars("lower", 0, 1)
     graph = lower(job.graph, job.flags, log=job.log).graph
     bars("lower", 1, 1)
-    names = _group_names(graph)
+    names = group_names(graph)
     total = len(names) * len(buckets_of(graph, found.target, job.config))
     watch = Watched(job.choose, found, job.config, names, bars, total)
     plan_groups(graph, found.target, job.config, watch)
-    return watch.rows, found
+    return watch.rows
 
 
-def _group_names(graph: Graph) -> Mapping[str, str]:
+def group_names(graph: Graph) -> Mapping[str, str]:
     """Map every distinct body to the first group that has it."""
     from tilewright.codegen.body import extract
 
@@ -125,7 +155,8 @@ def _print(rows: list[tuple[str, TuningRecord]], found: Resolved) -> None:
         table.add_column(title, justify="right")
     for name, record in rows:
         table.add_row(name, record.bucket, *_numbers(record))
-    result_console().print(table)
+    if rows:
+        result_console().print(table)
     records = found.records
     if records.num_measured:
         print(f"measured {records.num_measured} candidates; {records.num_found} records were there")

@@ -111,6 +111,8 @@ def initial(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
         return torch.full(shape, 0.05)
     if name.endswith(("gate.bias", "attn_sink")):
         return torch.zeros(shape)
+    if name.endswith("hc_head_base"):
+        return torch.zeros(shape)
     if name.endswith("_base"):
         return _base(shape)
     spread = 0.02 if name.startswith(("embed", "head")) or "engram.embed" in name else None
