@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.pack_ascend import CODED as CODED_ROWS
+from tilewright.codegen.pack_ascend import F32_ROWS, coded_bytes, pack_coded, pack_rows
 from tilewright.codegen.pack_ascend import LAYOUT as BF16_ROWS
-from tilewright.codegen.pack_ascend import pack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, pack_panels, packed_bytes
 from tilewright.codegen.pack_gpu import pack_matrix, refuses_format
 from tilewright.codegen.pack_gpu import packed_bytes as gpu_bytes
@@ -132,6 +133,16 @@ def _bf16_rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint
         yield pack_rows(source.unpacked(name, weight.type.dtype))
 
 
+def _coded_rows_size(weight: Weight) -> int:
+    *stack, n, k = (int(d) for d in weight.type.shape)
+    return math.prod(stack) * coded_bytes(weight.type.dtype, n, k)
+
+
+def _coded_rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
+    for name in weight.expr.tensors:
+        yield pack_coded(source.unpacked(name, weight.type.dtype), weight.type.dtype)
+
+
 def _is_matrix(body: Graph, weight: str) -> bool:
     return weight in matrix_weights(body)
 
@@ -149,11 +160,19 @@ def _gpu_layout(type_: TensorType) -> str:
     return "scaled_rows" if refuses_format(type_) else "blocks16"
 
 
+def _ascend_layout(type_: TensorType) -> str:
+    """Tables of rows with their own scales lie as rows, fp32 is kept, all else becomes bf16."""
+    if isinstance(type_.dtype, BlockFormat) and type_.dtype.code.is_float:
+        known = panel_format(type_.dtype)
+        return CODED_ROWS if known in FORMATS else "scaled_rows"
+    return F32_ROWS if type_.dtype.name == "f32" else BF16_ROWS
+
+
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing(_is_matrix, _cpu_layout),
     "triton": Packing(_is_quantised, _gpu_layout),
-    "tilelang_ascend": Packing(_is_matrix, lambda type_: BF16_ROWS),
-    "ascendc": Packing(_is_matrix, lambda type_: BF16_ROWS),
+    "tilelang_ascend": Packing(_is_matrix, _ascend_layout),
+    "ascendc": Packing(_is_matrix, _ascend_layout),
 }
 
 
@@ -183,9 +202,14 @@ def pack_weights(
     """
     layout = layouts(graph, plans)
     for weight in graph.weights:
-        packed = _LAYOUTS[layout[weight.name]]
-        pieces = partial(packed.pack, weight, source)
-        yield PackedWeight(weight, layout[weight.name], packed.size(weight), pieces)
+        yield pack_weight(weight, layout[weight.name], source)
+
+
+def pack_weight(weight: Weight, layout: str, source: WeightSource) -> PackedWeight:
+    """Return one weight in a layout of `PACKINGS`."""
+    packed = _LAYOUTS[layout]
+    pieces = partial(packed.pack, weight, source)
+    return PackedWeight(weight, layout, packed.size(weight), pieces)
 
 
 def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
@@ -213,6 +237,8 @@ _LAYOUTS: Mapping[str, Layout] = {
     "scaled_rows": Layout(_rows_size, _rows),
     "blocks16": Layout(_blocks_size, _blocks),
     BF16_ROWS: Layout(_bf16_rows_size, _bf16_rows),
+    F32_ROWS: Layout(_stored_size, _plain),
+    CODED_ROWS: Layout(_coded_rows_size, _coded_rows),
     ROW_MAJOR: Layout(_stored_size, _plain),
 }
 

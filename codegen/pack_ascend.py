@@ -1,5 +1,6 @@
-"""Matrices for the Ascend matrix unit: bf16 rows [N, K], row-major. Quantised formats (q4_1, q8)
-are dequantised here, rounded once to nearest even: this target does not read them packed.
+"""Matrices for the Ascend matrix unit. bf16 rows [N, K], row-major; formats of integers (q4_1, q8)
+are dequantised to them here, rounded once to nearest even. fp8 and fp4 stay codes: rows [N, K] of
+codes, then a scale for each row and 32 of K, [K / 32, N]; both begin at multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.pack_cpu import Unpacked
 from tilewright.graph.errors import LowerError
+from tilewright.graph.types import BlockFormat, ElementType
 
-LAYOUT = "rows_bf16"
+LAYOUT, CODED, F32_ROWS = "rows_bf16", "rows_coded", "rows_f32"
+GROUP = 32
 
 
 def bf16_bits(values: NDArray[Any]) -> NDArray[np.uint16]:
@@ -47,3 +50,33 @@ def pack_rows(found: Unpacked) -> NDArray[np.uint8]:
 def unpack_rows(packed: NDArray[np.uint8], n: int, k: int) -> Unpacked:
     """Invert `pack_rows`: the bits [n, k]."""
     return Unpacked(values=packed.reshape(-1).view(np.uint16).reshape(n, k))
+
+
+def code_bytes(dtype: ElementType, n: int, k: int) -> int:
+    """Bytes of the codes of a matrix [n, k], padded."""
+    assert isinstance(dtype, BlockFormat)
+    return -(-n * k * dtype.code.bits // 8 // 64) * 64
+
+
+def coded_bytes(dtype: ElementType, n: int, k: int) -> int:
+    """Bytes of a matrix of codes and scales."""
+    return code_bytes(dtype, n, k) + -(-n * -(-k // GROUP) // 64) * 64
+
+
+def pack_coded(found: Unpacked, dtype: ElementType) -> NDArray[np.uint8]:
+    """Pack codes [N, K] (fp4: [N, K / 2], even k in the low nibble) and their ue8m0 scales.
+
+    Raises LowerError if K is no multiple of 32.
+    """
+    if found.codes is None or found.d is None or not isinstance(dtype, BlockFormat):
+        raise LowerError("weight: codes or scales are missing: want both")
+    n, k = found.codes.shape[0], found.codes.shape[1] * 8 // dtype.code.bits
+    if k % GROUP:
+        raise LowerError(f"weight of {dtype}: k: got {k}, want a multiple of {GROUP}")
+    rows, columns = dtype.block
+    scales = found.d.repeat(rows, 0)[:n].repeat(columns // GROUP, 1)[:, : k // GROUP]
+    packed = np.zeros(coded_bytes(dtype, n, k), np.uint8)
+    packed[: found.codes.size] = found.codes.reshape(-1)
+    start = code_bytes(dtype, n, k)
+    packed[start : start + scales.size] = np.ascontiguousarray(scales.T).reshape(-1)
+    return packed

@@ -96,9 +96,16 @@ def matrix_bytes(name: str, n: int, k: int) -> int:
     return sections(name, n, k).end
 
 
+def lies_as_rows(dtype: BlockFormat) -> bool:
+    """Say whether weights of a format lie as rows of codes, then scales: tables, for gathering."""
+    return dtype.name in WORD_LAYOUTS and dtype.code.bits == 8 and dtype.block[0] == 1
+
+
 def packed_bytes(type_: TensorType) -> int:
     """Return the size of a packed weight [.., n, k]."""
     *stack, n, k = (int(d) for d in type_.shape)
+    if isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype):
+        return math.prod(stack) * n * type_.dtype.row_bytes(k)
     return math.prod(stack) * matrix_bytes(type_.dtype.name, n, k)
 
 

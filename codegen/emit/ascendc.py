@@ -8,10 +8,12 @@ and because a fixed tree of lanes, paged stores and rows chosen by an index have
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.codegen.emit.ascendc_host import Launch, entry
-from tilewright.codegen.emit.ascendc_rows import SIZES, THREADS, AscendRows
+from tilewright.codegen.emit.ascendc_rows import SIZES, AscendRows
+from tilewright.codegen.emit.ascendc_text import THREADS
 from tilewright.codegen.emit.cpp import environment, row_extent
 from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.cpp_types import storage
@@ -21,7 +23,9 @@ from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, to_json
+from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.types import BlockFormat
 
 ARGMAX_PART = 16384  # entries of a row in the buffer at once
 
@@ -29,11 +33,19 @@ ARGMAX_PART = 16384  # entries of a row in the buffer at once
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
     from tilewright.codegen.emit.ascendc_attend import attend
+    from tilewright.codegen.emit.ascendc_contract import contract
+    from tilewright.codegen.emit.ascendc_latent import latent
+    from tilewright.codegen.emit.ascendc_select import select
 
-    build = {"row": _row, "attend": attend}[spec.kind]
-    if template.path.endswith("argmax.asc.j2"):
-        build = _argmax
-    devices, launches = build(spec)
+    build = {
+        "ascendc/row.asc.j2": _row,
+        "ascendc/argmax.asc.j2": _argmax,
+        "ascendc/attend.asc.j2": attend,
+        "ascendc/contract.asc.j2": contract,
+        "ascendc/latent.asc.j2": latent,
+        "ascendc/select.asc.j2": select,
+    }
+    devices, launches = build[template.path](spec)
     return KernelSource(spec.symbol, "ascendc", kernel_text(spec, devices, launches))
 
 
@@ -49,13 +61,10 @@ def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     body = spec.body
     rows = row_extent(body)
     sinks = {value: value for _, value in body.outputs}
-    name = f"k_{spec.symbol}"
-    text, tensors = row_program(
-        name, body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes
+    program = row_program(
+        f"k_{spec.symbol}", body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes
     )
-    pointers = [f"({ctype}*){tensor}->data" for ctype, tensor in tensors]
-    call = f"{name}({', '.join([*pointers, f'(int32_t)({cpp_extent(to_json(rows))})'])})"
-    return [text], [Launch(name, "vector", call)]
+    return [program.text], [program.launch(rows)]
 
 
 def _argmax(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
@@ -72,6 +81,26 @@ def _argmax(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     return [text], [Launch(name, "vector", call)]
 
 
+@dataclass(frozen=True)
+class RowProgram:
+    """The text of a row kernel; its parameters are pointers (type, tensor), the number of rows and
+    further extents."""
+
+    name: str
+    text: str
+    pointers: tuple[tuple[str, str], ...]
+    extents: tuple[str, ...]
+
+    def launch(self, rows: Dim, *, scratch: Sequence[str] = ()) -> Launch:
+        """Return the call; tensors in `scratch` stand in the workspace."""
+        given = [
+            f"({ctype}*){'workspace' if tensor in scratch else tensor}->data"
+            for ctype, tensor in self.pointers
+        ]
+        ints = [f"(int32_t)({text})" for text in (cpp_extent(to_json(rows)), *self.extents)]
+        return Launch(self.name, "vector", f"{self.name}({', '.join([*given, *ints])})")
+
+
 def row_program(
     name: str,
     body: Graph,
@@ -79,26 +108,27 @@ def row_program(
     rows: Dim,
     sinks: Mapping[str, str],
     lanes: int,
-) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text of a row kernel, and its pointer parameters as (type, tensor)."""
+) -> RowProgram:
+    """Return the row kernel that computes some nodes of a body."""
     program = AscendRows(body, nodes, rows, sinks, lanes)
     layout, regions = program.layout, program.regions
     found: dict[str, str] = {}
     shared, copies = _copies(body, program, found)
+    found |= program.pointers
     stores, appends = [], []
     for node_name, tensor in sinks.items():
         region = regions[f"o_{node_name}"]
         found[tensor] = region.ctype
         stores.append((tensor, layout.offsets[region.name], region.width, region.row_bytes))
     for node in (body.node[n] for n in nodes if op_def(body.node[n].op).kind is Kind.STORE):
-        appends.append(_append(body, node, program))
-        found[node.inputs[0]] = regions[f"o_{node.name}"].ctype
-        found[node.inputs[2]] = "int32_t"
+        appends.append(_append(body, node, program, found))
     tensors = [(ctype, tensor) for tensor, ctype in found.items()]
     text = environment().get_template("ascendc/row.asc.j2").render(
         name=name,
         threads=THREADS,
         pointers=tensors,
+        far=list(program.pointers.items()),
+        extents=list(program.extents),
         regions=[(r.ctype, r.name, layout.offsets[r.name], r.staged) for r in regions.values()],
         statements="\n".join("  " + line for line in program.function),
         stage_bytes=layout.stage_bytes,
@@ -109,7 +139,7 @@ def row_program(
         stores=stores,
         appends=appends,
     )  # fmt: skip
-    return text, tensors
+    return RowProgram(name, text, tuple(tensors), tuple(program.extents))
 
 
 def _copies(
@@ -134,11 +164,33 @@ def _copies(
     return shared, tiled
 
 
-def _append(body: Graph, node: Node, program: AscendRows) -> tuple[Any, ...]:
-    cache, x, slots = node.inputs
-    _, heads, block_size, width = (d for d in body.type_of(cache).shape)
+def _append(body: Graph, node: Node, program: AscendRows, found: dict[str, str]) -> tuple[Any, ...]:
+    """One store of rows: state, slot of row `first + r`, place in the buffer, how rows lie."""
+    state, x, slots = node.inputs
     region = program.regions[f"o_{node.name}"]
-    size = SIZES[storage(body.type_of(x).dtype).ctype]
     offset = program.layout.offsets[region.name]
-    row = region.row_bytes
-    return cache, slots, offset, row, constant(heads), constant(width) * size, constant(block_size)
+    type_, heads, block_size, bytes_ = body.type_of(state), 1, 1, region.width
+    if node.op == "append":
+        heads, block_size, width = (constant(d) for d in type_.shape[1:])
+        bytes_ = width * SIZES[storage(body.type_of(x).dtype).ctype]
+    found[state] = "uint8_t" if isinstance(type_.dtype, BlockFormat) else region.ctype
+    slot = _slot(body, node, program, found)
+    return state, slot, offset, region.row_bytes, heads, bytes_, block_size
+
+
+def _slot(body: Graph, node: Node, program: AscendRows, found: dict[str, str]) -> str:
+    """Text of the scalar program for a row's slot: read, or found in the page tables."""
+    slots = node.inputs[2]
+    if slots not in program.inside:
+        found[slots] = "int32_t"
+        return f"{slots}[first + r]"
+    made = program.inside[slots]
+    if made.op != "page_slots" or any(i in program.inside for i in made.inputs):
+        raise LowerError(f"{node.op} '{node.name}': slots come from '{made.op}': want page_slots "
+                         "of operands, or an operand")  # fmt: skip
+    positions, rows, tables = made.inputs
+    found |= dict.fromkeys(made.inputs, "int32_t")
+    pages = program.extent(tables, 1)
+    where = f"{rows}[first + r], {positions}[first + r]"
+    sizes = f"{made.attr['ratio']}, {made.attr['entries']}"
+    return f"tw_scalar_page_slot({tables}, {pages}, {where}, {sizes})"

@@ -45,7 +45,7 @@ def attend(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     text = environment().get_template("ascendc/attend.asc.j2").render(
         name=name, pointers=pointers, out=out, block_tables=tables,
         scale=print_scalar_const(float(str(anchor.attr["scale"]))),
-        epilogue=_epilogue(body, anchor, out), offsets=_offsets(spec, sizes, types),
+        epilogue=attend_epilogue(body, anchor, out), offsets=_offsets(spec, sizes, types),
         **named, **sizes, **types,
     )  # fmt: skip
     tokens, stride = (
@@ -81,7 +81,7 @@ def _offsets(spec: KernelSpec, sizes: dict[str, int], types: dict[str, object]) 
     return offsets
 
 
-def _epilogue(body: Graph, anchor: Node, out: str) -> str:
+def attend_epilogue(body: Graph, anchor: Node, out: str) -> str:
     """Elementwise nodes after the attention, none of which reads another tensor."""
     known = {anchor.name: "value"}
     before = set(ancestors(body, anchor.name))

@@ -10,6 +10,7 @@ from tilewright.codegen.emit.cpp_host import opening, tensor_checks, workspace_c
 from tilewright.codegen.emit.cpp_types import PACKED, Storage, storage
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
+from tilewright.graph.types import BlockFormat
 
 KINDS = {"mix": 0, "vector": 1, "cube": 2}
 
@@ -24,8 +25,10 @@ class Launch:
 
 
 def stored_as(body: Graph, name: str) -> Storage:
-    """Return how a tensor argument is passed: matrices as bytes."""
-    return PACKED if name in matrix_weights(body) else storage(body.type_of(name).dtype)
+    """Return how a tensor argument is passed: matrices and states of packed rows as bytes."""
+    dtype = body.type_of(name).dtype
+    packed = name in body.state and isinstance(dtype, BlockFormat)
+    return PACKED if packed or name in matrix_weights(body) else storage(dtype)
 
 
 def entry(spec: KernelSpec, launches: Sequence[Launch], *, blocks: int) -> str:
@@ -38,10 +41,11 @@ def entry(spec: KernelSpec, launches: Sequence[Launch], *, blocks: int) -> str:
     for place, name in enumerate(names):
         shape = None if name in matrix_weights(body) else spec.stored_type(name).shape
         lines += tensor_checks(name, place, stored_as(body, name), shape)
-        tensors.append(f'tw_gm("{name}", {name}, {str(name in written).lower()})')
+        unit = 1 if name in body.state and stored_as(body, name) is PACKED else 2
+        tensors.append(f'tw_gm("{name}", {name}, {str(name in written).lower()}, {unit})')
     lines += workspace_check(spec)
     if needs_scratch(spec.kind):
-        tensors.append('tw_gm("workspace", workspace, true)')
+        tensors.append('tw_gm("workspace", workspace, true, 2)')
     lines.append(f"  const tw::Tensor tensors[] = {{{', '.join(tensors)}}};")
     for launch in launches:
         count = blocks * (2 if launch.kind == "vector" else 1)

@@ -1,7 +1,9 @@
 """Prints a row program as AscendC: transfers of a tile of rows, and one SIMT function over it.
 
 Threads share the elements of a nest; a barrier ends each. A sum names its lanes: a warp takes one
-row's, each lane adds in order, then a fixed tree of shuffles.
+row's, each lane adds in order, then a fixed tree of shuffles. Ops on whole rows are printed by
+ascendc_calls.py. Values between nests stand in the unified buffer, bf16 and quantised ones as bf16,
+which holds them exactly.
 """
 
 from __future__ import annotations
@@ -10,26 +12,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.codegen.arguments import matrix_weights
+from tilewright.codegen.emit.ascendc_calls import call_lines
 from tilewright.codegen.emit.ascendc_memory import Layout, Region, plan
+from tilewright.codegen.emit.ascendc_text import WARP, block, offset, spread
 from tilewright.codegen.emit.cpp_types import storage
+from tilewright.codegen.emit.row_access import is_int
 from tilewright.codegen.emit.row_order import Nest
 from tilewright.codegen.emit.row_plan import RowPlanner
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Graph, Node
-from tilewright.graph.dims import Dim, product
+from tilewright.graph.dims import Dim, product, to_json
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.ops.layout import VIEWS
 from tilewright.graph.scalar import Var
-from tilewright.graph.types import DType
+from tilewright.graph.types import BlockFormat, ElementType
 
-THREADS, WARP = 256, 32
 _REDUCE = {
     "reduce_sum": ("0.0f", "{0} = {0} + {1};"),
     "reduce_max": ("-__builtin_inff()", "{0} = tw_max({0}, {1});"),
 }
-SIZES = {"float": 4, "uint16_t": 2, "int32_t": 4}
+SIZES = {"float": 4, "uint16_t": 2, "int32_t": 4, "uint8_t": 1}
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,10 @@ class _Nest:
 
 
 class AscendRows:
-    """The row program of some nodes of a body. `sinks` maps nodes to the tensor they go to."""
+    """The row program of some nodes of a body. `sinks` maps nodes to the tensor they go to.
+
+    `pointers` are tensors that threads read in global memory, `extents` run-time numbers they need.
+    """
 
     def __init__(
         self, body: Graph, names: Sequence[str], rows: Dim, sinks: Mapping[str, str], lanes: int
@@ -70,6 +77,8 @@ class AscendRows:
         self.packed = matrix_weights(body)
         self.copies: dict[tuple[str, str], Copy] = {}
         self.regions: dict[str, Region] = {}
+        self.pointers: dict[str, str] = {}
+        self.extents: dict[str, None] = {}
         self.function = self._function()
         self.layout: Layout = plan(list(self.regions.values()), name=body.name)
 
@@ -77,45 +86,55 @@ class AscendRows:
 
     def _function(self) -> list[str]:
         for name in self.plan.arrays:
-            width = 4 * max(1, constant(product(self.shape_of(self.inside[name]))))
-            self._region(f"b_{name}", self._array_type(name), width, staged=False)
+            node = self.inside[name]
+            self._held(f"b_{name}", node.type.dtype, self.size(node), staged=False)
         for name, node in self.inside.items():
             if op_def(node.op).kind is Kind.STORE:
                 entry = self.body.type_of(node.inputs[1])
-                self._result(name, entry.dtype, constant(product(self.shape_of(node))))
+                if isinstance(self.body.type_of(node.inputs[0]).dtype, BlockFormat):
+                    self._packed_row(node)
+                else:
+                    self._held(f"o_{name}", entry.dtype, self.size(node), staged=True)
             elif name in self.sinks:
-                self._result(name, node.type.dtype, constant(product(self.shape_of(node))))
+                self._held(f"o_{name}", node.type.dtype, self.size(node), staged=True)
         lines: list[str] = []
         for nest in self.plan.nests:
             match nest.kind:
                 case "reduce":
                     found = self._reduce(nest)
                 case "call":
-                    found = self._call(self.inside[nest.sinks[0]])
+                    found = call_lines(self, self.inside[nest.sinks[0]])
                 case _:
                     found = self._loop(nest)
-            lines += ["{", *("  " + line for line in found), "}", "asc_syncthreads();"]
+            lines += [*block(found), "asc_syncthreads();"]
         return lines[:-1]
 
-    def _array_type(self, name: str) -> str:
-        return "int32_t" if self.inside[name].type.dtype.name == "i32" else "float"
+    def size(self, node: Node) -> int:
+        return max(1, constant(product(self.shape_of(node))))
 
-    def _region(
+    def region(
         self, name: str, ctype: str, width: int, *, staged: bool, shared: bool = False
     ) -> str:
+        """Note a part of the buffer with `width` bytes a row; return its name."""
         self.regions.setdefault(name, Region(name, ctype, width, staged, shared))
         return name
 
-    def _result(self, name: str, dtype: object, count: int) -> None:
-        assert isinstance(dtype, DType)
+    def _held(self, name: str, dtype: ElementType, count: int, *, staged: bool) -> None:
         ctype = storage(dtype).ctype
-        self._region(f"o_{name}", ctype, max(1, count) * SIZES[ctype], staged=True)
+        self.region(name, ctype, count * SIZES[ctype], staged=staged)
 
-    def _at(self, region: str, offset: str) -> str:
+    def _packed_row(self, node: Node) -> None:
+        state = self.body.type_of(node.inputs[0])
+        assert isinstance(state.dtype, BlockFormat)
+        row_bytes = state.dtype.row_bytes(constant(state.shape[-1]))
+        self.region(f"o_{node.name}", "uint8_t", row_bytes, staged=True)
+
+    def at(self, region: str, place: str) -> str:
+        """Return an element of this row's part of a region."""
         found = self.regions[region]
         if found.shared:
-            return f"{region}[{offset}]"
-        return f"{region}[row * {found.row_bytes // SIZES[found.ctype]} + {offset}]"
+            return f"{region}[{place}]"
+        return f"{region}[row * {found.row_bytes // SIZES[found.ctype]} + {place}]"
 
     def _loop(self, nest: Nest) -> list[str]:
         """Every thread takes elements of all rows of the tile; rotated pairs lie together."""
@@ -134,29 +153,34 @@ class AscendRows:
             state = _Nest((*index, last) if nest.shape else (), nest.stage, (other, sign))
             for sink in nest.sinks:
                 self._store(state, self.inside[sink])
-            inner += ["{", *("  " + line for line in state.lines), "}"]
-        return _spread((*outer, half if nest.pairing else width), inner)
+            inner += block(state.lines)
+        return spread((*outer, half if nest.pairing else width), inner)
 
     def _store(self, nest: _Nest, node: Node) -> None:
-        offset = _offset(nest.index, self.shape_of(node))
+        place = offset(nest.index, self.shape_of(node))
         if op_def(node.op).kind is Kind.STORE:
             source = node.inputs[1]
             value = self._read(nest, source, 3, node)
             stored = storage(self.body.type_of(source).dtype).store.format(value)
-            nest.lines.append(f"{self._at(f'o_{node.name}', offset)} = {stored};")
+            nest.lines.append(f"{self.at(f'o_{node.name}', place)} = {stored};")
             return
-        value = self._value(nest, node)
+        nest.lines += self.stores(node, place, self._value(nest, node))
+
+    def stores(self, node: Node, place: str, value: str) -> list[str]:
+        """Return the statements that put an element of a node where it goes."""
+        stored = storage(node.type.dtype).store.format(value)
+        lines = []
         if node.name in self.plan.arrays:
-            nest.lines.append(f"{self._at(f'b_{node.name}', offset)} = {value};")
+            lines.append(f"{self.at(f'b_{node.name}', place)} = {stored};")
         if node.name in self.sinks:
-            stored = storage(node.type.dtype).store.format(value)
-            nest.lines.append(f"{self._at(f'o_{node.name}', offset)} = {stored};")
+            lines.append(f"{self.at(f'o_{node.name}', place)} = {stored};")
+        return lines
 
     def _value(self, nest: _Nest, node: Node) -> str:
         if node.name in nest.done:
             return nest.done[node.name]
-        name = f"t_{node.name}"
-        nest.lines.append(f"const float {name} = {self._expression(nest, node)};")
+        name, ctype = f"t_{node.name}", "int32_t" if is_int(node.type) else "float"
+        nest.lines.append(f"const {ctype} {name} = {self._expression(nest, node)};")
         nest.done[node.name] = name
         return name
 
@@ -169,15 +193,15 @@ class AscendRows:
                 for i, value in enumerate(node.inputs)
             }
             return print_scalar(definition.scalar(node.attr, *map(Var, names)), names, "cpp")
-        source = node.inputs[0]
+        source, rank, as_int = node.inputs[0], node.type.rank, is_int(node.type)
         if node.op == "rotate_pairs":
             other, sign = nest.pair
-            return f"{sign}{self._element(source, (*index[:-1], other), node.type.rank)}"
+            return f"{sign}{self.element(source, (*index[:-1], other), rank)}"
         if node.op == "slice_last":
             shifted = (*index[:-1], f"({index[-1]} + {node.attr['start']})")
-            return self._element(source, shifted, node.type.rank)
+            return self.element(source, shifted, rank, as_int=as_int)
         if node.op == "gather_rows":
-            return self._element(source, index, node.type.rank, chosen=node.inputs[1])
+            return self.element(source, index, rank, chosen=node.inputs[1], as_int=as_int)
         raise LowerError(f"{node.op} '{node.name}': has no AscendC row form")
 
     def _read(self, nest: _Nest, value: str, rank: int, user: Node) -> str:
@@ -186,8 +210,9 @@ class AscendRows:
         same = node is not None and self.shape_of(node) == self._walked(user)
         kept = value in self.plan.arrays and self.plan.stage[value] < nest.stage
         if node is not None and same and not kept and node.op not in VIEWS:
-            return self._value(nest, node)
-        return self._element(value, nest.index, rank)
+            text = self._value(nest, node)
+            return f"((float){text})" if is_int(node.type) else text
+        return self.element(value, nest.index, rank)
 
     def _walked(self, user: Node) -> tuple[int, ...]:
         if op_def(user.op).kind is Kind.REDUCE:
@@ -195,38 +220,62 @@ class AscendRows:
             return inner_shape(reads, reads.rank, self.rows)
         return self.shape_of(user)
 
-    def _element(self, value: str, index: Sequence[str], rank: int, *, chosen: str = "") -> str:
+    # --- operands -------------------------------------------------------------------------------
+
+    def root(self, value: str) -> str:
+        """Return the value whose elements a view's are."""
+        while value in self.inside and self.inside[value].op in VIEWS:
+            value = self.inside[value].inputs[0]
+        return value
+
+    def element(
+        self, value: str, index: Sequence[str], rank: int, *, chosen: str = "", as_int: bool = False
+    ) -> str:
         """Return the load of one element, broadcast by extents of 1."""
-        type_ = self.body.type_of(value)
-        root = value
-        while root in self.inside and self.inside[root].op in VIEWS:
-            root = self.inside[root].inputs[0]
+        type_, root = self.body.type_of(value), self.root(value)
         if value in self.inside:
             shape = self.shape_of(self.inside[value])
         elif chosen:
             shape = tuple(constant(d) for d in type_.shape[1:])
         else:
             shape = inner_shape(type_, rank, self.rows)
-        offset = _offset(index[len(index) - len(shape) :] if shape else (), shape)
+        place = offset(index[len(index) - len(shape) :] if shape else (), shape)
         if root in self.inside:
-            return self._at(f"b_{root}", offset)
-        if value in self.packed:
-            raise LowerError(f"weight '{value}': is a matrix: want a plain operand")
-        rowwise = value not in self.body.weight and has_rows(type_, rank, self.rows)
-        region = self._operand(root, shape, rowwise=rowwise, chosen=chosen)
-        return storage(type_.dtype).load.format(self._at(region, offset))
+            loaded = self.at(f"b_{root}", place)
+        else:
+            if value in self.packed:
+                raise LowerError(f"weight '{value}': is a matrix: want a plain operand")
+            rowwise = value not in self.body.weight and has_rows(type_, rank, self.rows)
+            loaded = self.at(self.operand(root, shape, rowwise=rowwise, chosen=chosen), place)
+        return loaded if as_int else storage(type_.dtype).load.format(loaded)
 
-    def _operand(self, name: str, shape: tuple[int, ...], *, rowwise: bool, chosen: str) -> str:
+    def operand(self, name: str, shape: tuple[int, ...], *, rowwise: bool, chosen: str = "") -> str:
         """Note that a tile needs this tensor; return the region it is brought to."""
+        if chosen and chosen in self.inside:
+            raise LowerError(f"gather_rows '{name}': rows are computed here, want an operand")
         ctype = storage(self.body.type_of(name).dtype).ctype
         width = max(1, constant(product(shape))) * SIZES[ctype]
         how = "indexed" if chosen else "rows" if rowwise else "shared"
         region = f"g_{name}" if chosen else f"x_{name}"
-        self._region(region, ctype, width, staged=how != "shared", shared=how == "shared")
+        self.region(region, ctype, width, staged=how != "shared", shared=how == "shared")
         self.copies.setdefault((name, how), Copy(how, name, region, width, chosen))
         return region
 
-    # --- reductions and whole rows --------------------------------------------------------------
+    def whole(self, name: str, ctype: str) -> str:
+        """Return the pointer to a tensor in global memory: a state, page tables, a table."""
+        self.pointers[name] = ctype
+        return name
+
+    def extent(self, name: str, axis: int) -> str:
+        """Return an extent that may be known only at run time."""
+        tree = to_json(self.body.type_of(name).shape[axis])
+        if isinstance(tree, list):
+            raise LowerError(f"operand '{name}': extent {tree} has no AscendC form")
+        if isinstance(tree, str):
+            self.extents[tree] = None
+        return str(tree)
+
+    # --- reductions -----------------------------------------------------------------------------
 
     def _reduce(self, nest: Nest) -> list[str]:
         node = self.inside[nest.sinks[0]]
@@ -246,93 +295,6 @@ class AscendRows:
             "  " + step.format("sum", "other"),
             "}",
         ]
-        offset = _offset(index, tuple(outer))
-        kept = [f"{self._at(f'b_{node.name}', offset)} = sum;"]
-        if node.name in self.sinks:
-            kept.append(f"{self._at(f'o_{node.name}', offset)} = sum;")
+        kept = self.stores(node, offset(index, tuple(outer)), "sum")
         inner += ["if (lane == 0) {", *("  " + line for line in kept), "}"]
-        return _spread(tuple(outer), inner, warps=True)
-
-    def _call(self, node: Node) -> list[str]:
-        if node.op == "embedding":
-            return self._embedding(node)
-        if node.op == "argmax":
-            return self._argmax(node)
-        raise LowerError(f"{node.op} '{node.name}': has no AscendC form: have embedding, argmax")
-
-    def _embedding(self, node: Node) -> list[str]:
-        """The row of the table that the id names; NaN for an id outside."""
-        ids, table = node.inputs
-        rows, width = (constant(d) for d in self.body.type_of(table).shape)
-        self._region(f"g_{table}", "uint16_t", 2 * width, staged=True)
-        copy = Copy("indexed", table, f"g_{table}", 2 * width, ids)
-        self.copies.setdefault((table, "indexed"), copy)
-        self._operand(ids, (), rowwise=True, chosen="")
-        lines = [
-            f"const int32_t id = {self._at(f'x_{ids}', '0')};",
-            'float value = __builtin_nanf("");',
-            f"if (id >= 0 && id < {rows}) value = tw_bf16_to_f32({self._at(f'g_{table}', 'j')});",
-        ]
-        if node.name in self.plan.arrays:
-            lines.append(f"{self._at(f'b_{node.name}', 'j')} = value;")
-        if node.name in self.sinks:
-            stored = storage(node.type.dtype).store.format("value")
-            lines.append(f"{self._at(f'o_{node.name}', 'j')} = {stored};")
-        return _spread((width,), lines)
-
-    def _argmax(self, node: Node) -> list[str]:
-        """The first largest entry of one row by a warp; a row with NaN gives 0."""
-        type_ = self.body.type_of(node.inputs[0])
-        *outer, width = inner_shape(type_, type_.rank, self.rows)
-        if any(e != 1 for e in outer):
-            raise LowerError(f"argmax '{node.name}': got {outer} rows in a row, want one")
-        index = ("0",) * len(outer)
-        value = self._element(node.inputs[0], (*index, "j"), type_.rank)
-        target = f"o_{node.name}" if node.name in self.sinks else f"b_{node.name}"
-        better = "(other > best || (other == best && where < at))"
-        inner = [
-            "float best = -__builtin_inff();",
-            "int32_t at = 2147483647, bad = 0;",
-            f"for (int32_t j = lane; j < {width}; j += {WARP}) {{",
-            f"  const float value = {value};",
-            "  bad |= value != value;",
-            "  if (value > best || at == 2147483647) { best = value; at = j; }",
-            "}",
-            f"for (int32_t stride = {WARP // 2}; stride; stride /= 2) {{",
-            "  const float other = asc_shfl_down(best, stride);",
-            "  const int32_t where = asc_shfl_down(at, stride);",
-            "  bad |= asc_shfl_down(bad, stride);",
-            f"  if {better} {{ best = other; at = where; }}",
-            "}",
-            f"if (lane == 0) {self._at(target, '0')} = bad ? 0 : at;",
-        ]
-        return _spread((), inner, warps=True)
-
-
-def _spread(shape: tuple[int, ...], inner: list[str], *, warps: bool = False) -> list[str]:
-    """Share the elements of all rows of the tile among threads, or among warps."""
-    count = constant(product(shape)) if shape else 1
-    first = f"threadIdx.x / {WARP}" if warps else "threadIdx.x"
-    step = THREADS // WARP if warps else THREADS
-    lines = [f"for (int32_t e = {first}; e < rows * {count}; e += {step}) {{"]
-    lines.append(f"  const int32_t row = e{f' / {count}' if count != 1 else ''};")
-    if warps:
-        lines.append(f"  const int32_t lane = threadIdx.x % {WARP};")
-    stride = 1
-    names = [f"i{axis}" for axis in range(len(shape) if warps else len(shape) - 1)]
-    names += [] if warps else ["j"]
-    for name, extent in reversed(list(zip(names, shape, strict=False))):
-        part = "e" if stride == 1 else f"e / {stride}"
-        lines.append(f"  const int32_t {name} = {part} % {extent};")
-        stride *= extent
-    return [*lines, *("  " + line for line in inner), "}"]
-
-
-def _offset(index: Sequence[str], shape: Sequence[int]) -> str:
-    """Row-major offset; an axis of extent 1 is broadcast."""
-    terms, stride = [], 1
-    for name, extent in zip(reversed(index), reversed(shape), strict=True):
-        if extent != 1:
-            terms.append(name if stride == 1 else f"{name} * {stride}")
-        stride *= extent
-    return " + ".join(reversed(terms)) or "0"
+        return spread(tuple(outer), inner, warps=True)

@@ -67,17 +67,12 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
 
 def _prologue(spec: KernelSpec, value: str, rows: Dim) -> tuple[str, Launch]:
     """The row program that makes the activation, into the workspace."""
-    body, name = spec.body, f"k_{spec.symbol}_prologue"
-    text, tensors = row_program(
-        name, body, ancestors(body, value), rows, {root_of(body, value): "activation"},
-        spec.numerics.lanes,
+    body = spec.body
+    program = row_program(
+        f"k_{spec.symbol}_prologue", body, ancestors(body, value), rows,
+        {root_of(body, value): "activation"}, spec.numerics.lanes,
     )  # fmt: skip
-    given = [
-        f"({ctype}*){'workspace' if tensor == 'activation' else tensor}->data"
-        for ctype, tensor in tensors
-    ]
-    call = f"{name}({', '.join([*given, f'(int32_t)({cpp_extent(to_json(rows))})'])})"
-    return text, Launch(name, "vector", call)
+    return program.text, program.launch(rows, scratch=("activation",))
 
 
 def _arguments(

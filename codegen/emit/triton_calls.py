@@ -8,15 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.emit.shapes import constant, inner_shape
-from tilewright.codegen.emit.triton_values import (
-    Evaluate,
-    Index,
-    Scope,
-    Values,
-    at,
-    block_form,
-    whole,
-)
+from tilewright.codegen.emit.triton_places import Index, at, block_form, power_of_two, whole
+from tilewright.codegen.emit.triton_values import Evaluate, Scope, Values
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Node
 from tilewright.graph.dims import to_json
@@ -93,6 +86,7 @@ class Call:
         return first.number, last
 
 
+_POOLED = 16  # rows of a window that are added by one tree: part of the bits
 Text = Callable[[Call], str]
 
 
@@ -209,9 +203,10 @@ def _pool_window(c: Call) -> str:
         raise LowerError(f"pool_window '{c.node.name}': is read at {last.text}: want a block")
     ring = c.ring(4, 3)
     pages = f"{c.pointer(0)}, {c.pointer(1)}, {ring}, {c.operand(2, ())}"
-    shape = f"{c.attr('ratio')}, {overlap}, {width}, {entries}"
-    columns = width // 2 if overlap else width
-    return f"tw_pool_window({pages}, {last.text}, {columns}, {shape}, {last.size})"
+    columns, ratio = width // 2 if overlap else width, c.attr("ratio")
+    rows = min(_POOLED, power_of_two(2 * ratio if overlap else ratio))
+    shape = f"{columns}, {ratio}, {overlap}, {width}, {entries}, {rows}, {last.size}"
+    return f"tw_pool_window({pages}, {last.text}, {shape})"
 
 
 def _ngram_rows(c: Call) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.codegen.emit.shapes import inner_shape
-from tilewright.codegen.emit.triton_values import Values, power_of_two
+from tilewright.codegen.emit.triton_places import power_of_two
+from tilewright.codegen.emit.triton_values import Values
 from tilewright.graph import Node
 from tilewright.graph.ops import Kind, op_def
 

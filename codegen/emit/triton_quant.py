@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.emit.triton_calls import Call
-from tilewright.codegen.emit.triton_values import Index, block_shape, joined_masks, whole
+from tilewright.codegen.emit.triton_places import Index, block_shape, joined_masks, whole
 from tilewright.graph.errors import LowerError
 from tilewright.graph.types import BlockFormat
 
@@ -133,8 +133,8 @@ def _store_tail(c: Call, place: str, raw: str, coded: int) -> list[str]:
     rounded = f"{whole(raw, c.index)}.to(tl.bfloat16).to(tl.int16, bitcast=True)"
     bits = c.once(f"tail@{last.text}", f"{rounded}.to(tl.int32)")
     at, mask = f"{place} + ({last.text} - {coded}) * 2", joined_masks(parts)
-    low, high = f"({bits} & 255)", f"(({bits} >> 8) & 255)"
-    return [_store(at, low, mask), _store(f"{at} + 1", high, mask)]
+    halves = f"({bits} & 255)", f"(({bits} >> 8) & 255)"
+    return [_store(at, halves[0], mask), _store(f"{at} + 1", halves[1], mask)]
 
 
 def _store_scales(c: Call, place: str, found: Groups, coded: int) -> list[str]:

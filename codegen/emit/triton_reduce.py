@@ -5,7 +5,8 @@ tree, so that neither warps nor the compiler's layout can change a bit.
 from __future__ import annotations
 
 from tilewright.codegen.emit.triton_calls import Call
-from tilewright.codegen.emit.triton_values import Index, Scope, joined_masks, power_of_two
+from tilewright.codegen.emit.triton_places import Index, joined_masks, power_of_two
+from tilewright.codegen.emit.triton_values import Scope
 from tilewright.graph.errors import LowerError
 
 UNROLLED = 96  # passes that are written out

@@ -13,21 +13,19 @@ from collections.abc import Mapping, Sequence
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_calls import ROUTINES, Call, Text, evaluations
 from tilewright.codegen.emit.triton_parts import Part, ancestors_inside, depth, parts_of
-from tilewright.codegen.emit.triton_quant import packed_store, quantise
-from tilewright.codegen.emit.triton_reduce import FRAME, UNROLLED, reduction
-from tilewright.codegen.emit.triton_select import select
-from tilewright.codegen.emit.triton_values import (
+from tilewright.codegen.emit.triton_places import (
     ZERO,
     Index,
-    Scope,
-    Values,
     at,
     joined_masks,
     linear,
-    memory_type,
     power_of_two,
     unravel,
 )
+from tilewright.codegen.emit.triton_quant import packed_store, quantise
+from tilewright.codegen.emit.triton_reduce import FRAME, UNROLLED, reduction
+from tilewright.codegen.emit.triton_select import select
+from tilewright.codegen.emit.triton_values import Scope, Values, memory_type
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.errors import LowerError
@@ -81,9 +79,9 @@ class RowPrinter:
 
     def text(self) -> list[str]:
         """Return the statements of the program."""
-        if self.programs == 1:
-            return self._part(self.parts[0], 0)
-        lines, start = ["part = tl.program_id(1)"], 0
+        lines, start = ["part = tl.program_id(1)"][: self.programs - 1], 0
+        if len(self.parts) == 1:
+            return lines + self._part(self.parts[0], 0)
         for part in self.parts:
             word, start_here = "elif" if start else "if", start
             start += part.programs
@@ -232,10 +230,8 @@ class RowPrinter:
             return [_plain_store(cache, f"{slot} * {width}", index[-1], value, state.dtype)]
         source = self.values.inside.get(x)
         if source is None or source.op != "quantise":
-            raise LowerError(
-                f"append_rows '{node.name}': entries were quantised in another kernel: want the "
-                "quantise in this one"
-            )
+            # What was quantised before is packed by the same rule: its values are kept exactly.
+            source = Node(node.name, "quantise", (x,), (), self.body.type_of(x))
         call = Call(self.values, scope, source, index, self.row)
         return packed_store(call, f"{cache} + {slot} * {state.dtype.row_bytes(width)}")
 

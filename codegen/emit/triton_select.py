@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilewright.codegen.emit.shapes import inner_shape
-from tilewright.codegen.emit.triton_values import ZERO, Index, Scope, Values, power_of_two
+from tilewright.codegen.emit.triton_places import ZERO, Index, power_of_two
+from tilewright.codegen.emit.triton_values import Scope, Values
 from tilewright.graph import Node
 from tilewright.graph.errors import LowerError
 

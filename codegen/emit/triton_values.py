@@ -13,8 +13,20 @@ from typing import TypeAlias
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
+from tilewright.codegen.emit.triton_places import (
+    ZERO,
+    Index,
+    at,
+    block_form,
+    joined_masks,
+    linear,
+    load,
+    power_of_two,
+    unravel,
+    whole,
+)
 from tilewright.codegen.expr import print_scalar
-from tilewright.codegen.pack_gpu import ROWS, block_layout
+from tilewright.codegen.pack_gpu import ROWS, block_layout, lies_as_rows
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.errors import LowerError
@@ -23,41 +35,11 @@ from tilewright.graph.ops.layout import VIEWS
 from tilewright.graph.scalar import Var
 from tilewright.graph.types import BlockFormat, DType, ElementType
 
+__all__ = ["Index", "Scope", "Values", "memory_type", "triton_type"]
+
 TYPES: Mapping[str, str] = {
     "f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "u8": "uint8",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Index:
-    """Positions along one axis: text, the condition under which they exist, whether a block.
-
-    A block of `size` neighbouring positions, counted from `base`, knows both; others have size 0.
-    """
-
-    text: str
-    mask: str = ""
-    block: bool = True
-    base: int = 0
-    size: int = 0
-
-    @property
-    def number(self) -> int | None:
-        """The one position, where it is known."""
-        return int(self.text) if self.text.isdigit() else None
-
-
-def at(number: int) -> Index:
-    """One known position."""
-    return Index(str(number), block=False)
-
-
-ZERO = at(0)
-
-
-def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def triton_type(dtype: ElementType) -> str:
@@ -71,64 +53,6 @@ def memory_type(dtype: ElementType) -> str:
     """Return the name of the type that a computed value has in memory: quantised values are bf16,
     which holds them exactly."""
     return "bfloat16" if isinstance(dtype, BlockFormat) else triton_type(dtype)
-
-
-def joined_masks(parts: Iterable[Index]) -> str:
-    """Return the condition under which all of these positions exist; empty for always."""
-    return " & ".join(dict.fromkeys(f"({p.mask})" for p in parts if p.mask))
-
-
-def linear(index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
-    """Row-major offset of an index; axes of extent 1 count as position 0."""
-    terms, used, stride, start = list[str](), list[Index](), 1, 0
-    run: Index | None = None
-    for part, extent in zip(reversed(index), reversed(shape), strict=True):
-        if extent != 1 and part.number is not None:
-            start += part.number * stride
-        elif extent != 1:
-            terms.append(part.text if stride == 1 else f"{part.text} * {stride}")
-            used.append(part)
-            run = part if stride == 1 else run
-        stride *= extent
-    terms = [*([str(start)] if start else []), *reversed(terms)]
-    mask = joined_masks(reversed(used))
-    text = f"({' + '.join(terms)})" if len(terms) > 1 else (terms or ["0"])[0]
-    if run is None or len(used) > 1 or not run.size:
-        return Index(text, mask, any(p.block for p in used))
-    return Index(text, mask, run.block, start + run.base, run.size)
-
-
-def unravel(offset: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """Invert `linear`."""
-    found, stride = list[Index](), 1
-    outermost = next((axis for axis, extent in enumerate(shape) if extent != 1), 0)
-    for axis, extent in reversed(list(enumerate(shape))):
-        found.append(_coordinate(offset, stride, extent, outermost=axis == outermost))
-        stride *= extent
-    return tuple(reversed(found))
-
-
-def _coordinate(offset: Index, stride: int, extent: int, *, outermost: bool) -> Index:
-    """One axis of an offset; a block that stays within one line knows the line."""
-    if extent == 1:
-        return ZERO
-    first = offset.number
-    if offset.size and offset.base // stride == (offset.base + offset.size - 1) // stride:
-        first = offset.base
-    if first is not None:
-        return at(first // stride if outermost else first // stride % extent)
-    if outermost and stride == 1:
-        return offset
-    line = stride * extent
-    inside = offset.size and offset.base // line == (offset.base + offset.size - 1) // line
-    if inside and stride == 1 and not outermost:
-        start = offset.base // line * line
-        text = f"({offset.text} - {start})" if start else offset.text
-        return Index(text, offset.mask, offset.block, offset.base - start, offset.size)
-    text = offset.text if stride == 1 else f"({offset.text} // {stride})"
-    if not outermost:
-        text = f"({text} % {extent})"
-    return Index(text, offset.mask, offset.block)
 
 
 @dataclass
@@ -352,7 +276,9 @@ class Values:
             scope, (table, chosen.text, "id"), "id", f"tl.where({ok}, {chosen.text}, 0)"
         )
         place = Index(safe, chosen.mask, chosen.block)
-        if isinstance(type_.dtype, BlockFormat):
+        if isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype):
+            value = _coded(table, type_.dtype, place, last, width)
+        elif isinstance(type_.dtype, BlockFormat):
             value = self._decoded(scope, table, type_.dtype.name, place, last, width)
         else:
             value = load(table, f"{safe} * {width} + {last.text}", [place, last])
@@ -384,6 +310,14 @@ class Values:
             layout.has_min) else value  # fmt: skip
 
 
+def _coded(table: str, dtype: BlockFormat, n: Index, k: Index, width: int) -> str:
+    """One element of a row of e4m3 codes, with its scale after them; the product is exact."""
+    row = f"{n.text} * {dtype.row_bytes(width)}"
+    code = load(table, f"{row} + {k.text}", [n, k])
+    scale = load(table, f"{row} + {width} + {k.text} // {dtype.block[1]}", [n, k])
+    return f"(tw_e4m3_value({code}) * tw_power_value({scale}))"
+
+
 def _moved(node: Node, index: tuple[Index, ...]) -> Index:
     """Where a slice of the last axis reads."""
     last, start = index[-1], int(str(node.attr["start"]))
@@ -393,29 +327,3 @@ def _moved(node: Node, index: tuple[Index, ...]) -> Index:
         return last
     base = last.base + start if last.size else 0
     return Index(f"({last.text} + {start})", last.mask, last.block, base, last.size)
-
-
-def block_shape(index: tuple[Index, ...]) -> tuple[int, ...]:
-    """Shape of the block that an index spans: its last axis, and lines of it if they are one."""
-    *outer, last = index
-    lines = max((i.size for i in outer), default=0)
-    return (lines, last.size) if lines > 1 else (last.size,)
-
-
-def block_form(index: tuple[Index, ...]) -> str:
-    """Lines, size of a line and rank of the block that an index spans."""
-    shape = block_shape(index)
-    return f"{1 if len(shape) == 1 else shape[0]}, {shape[-1]}, {len(shape)}"
-
-
-def whole(value: str, index: tuple[Index, ...]) -> str:
-    """Return a value as the block that an index spans, also where it is the same for all."""
-    return f"tl.broadcast_to({value}, {block_shape(index)})"
-
-
-def load(pointer: str, offset: str, parts: Iterable[Index]) -> str:
-    """Return a load of the elements that exist; the others read as 0."""
-    parts = list(parts)
-    mask = joined_masks(p for p in parts if p.block)
-    tail = f", mask={mask}, other=0" if mask else ""
-    return f"tl.load({pointer} + {offset}{tail})"

@@ -5,6 +5,7 @@ Sources: docs/ascend950.md. What uses them is checked on a functional model, nev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 CLOCK_HZ = 1.65e9
@@ -43,6 +44,18 @@ class Tile:
             and halves <= UB_BYTES_WITH_SIMT
         )
 
+    def fits_coded(self, anchors: int, bits: int) -> bool:
+        """Say the same where each vector core decodes half of a tile of codes of so many bits."""
+        half = self.bn // 2 * self.bk
+        scales = self.bk // 32 * max(32, self.bn // 2)
+        halves = 2 * (half * bits // 8 + scales + 2 * half) + self.bm // 2 * self.bn * 8 * anchors
+        return (
+            4 * (self.bm + self.bn) * self.bk <= L1_BYTES
+            and 4 * max(self.bm, self.bn) * self.bk <= L0_BYTES
+            and anchors * self.bm * self.bn * 4 <= L0C_BYTES
+            and halves <= UB_BYTES_WITH_SIMT
+        )
+
 
 def contract_cycles(tile: Tile, *, rows: int, n: int, k: int, anchors: int, cores: int) -> float:
     """Return modelled cycles of [rows, k] times [n, k]^T: the slower of loading and computing for
@@ -57,17 +70,22 @@ def contract_cycles(tile: Tile, *, rows: int, n: int, k: int, anchors: int, core
     return -(-tiles // cores) * (steps * max(load, compute) + epilogue)
 
 
+_TILES = [Tile(bm, bn, bk) for bm in (32, 64, 128) for bn in (32, 64, 128) for bk in (64, 128, 256)]
+
+
 def best_tile(*, n: int, k: int, anchors: int, cores: int) -> Tile:
     """Return the tile for one weight shape: fastest over a step of 16 and one of 512 rows, equally
     weighted. It cannot depend on the batch: on a chip nobody has run, tiles may decide bits."""
-    candidates = [
-        Tile(bm, bn, bk)
-        for bm in (32, 64, 128)
-        for bn in (32, 64, 128)
-        for bk in (64, 128, 256)
-        if Tile(bm, bn, bk).fits(anchors)
-    ]
+    return _fastest([t for t in _TILES if t.fits(anchors)], n, k, anchors, cores)
 
+
+def best_coded_tile(*, n: int, k: int, anchors: int, cores: int, bits: int) -> Tile:
+    """The same for weights of so many bits that the vector cores decode: whole steps of K stand in
+    L0, codes and decoded tiles in two stages beside the sums in the unified buffer."""
+    return _fastest([t for t in _TILES if t.fits_coded(anchors, bits)], n, k, anchors, cores)
+
+
+def _fastest(candidates: Sequence[Tile], n: int, k: int, anchors: int, cores: int) -> Tile:
     def cost(tile: Tile) -> tuple[float, int, int, int]:
         few, many = (
             contract_cycles(tile, rows=rows, n=n, k=k, anchors=anchors, cores=cores)

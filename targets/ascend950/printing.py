@@ -21,6 +21,7 @@ HEADER = """#include <tl_templates/ascend/common.h>
 #include <tl_templates/ascend/debug.h>
 #include <tl_templates/ascend/gemm.h>
 #include "tw_ascend_math.h"
+#include "tw_ascend_rows.h"
 """
 
 

@@ -206,10 +206,9 @@ class AscendToolchain:
     def support_sources(self) -> Mapping[str, str]:
         """Headers of kernels; for the model also the host part and the model itself."""
         math = prelude("cpp").replace(_PLAIN_INLINE, "__simt_callee__ static inline")
-        texts = {
-            "tw_ascend_math.h": f"#pragma once\n{math}",
-            "tw_ascend_host.h": (TEMPLATE_ROOT / "ascendc" / "tw_ascend_host.h").read_text(),
-        }
+        texts = {"tw_ascend_math.h": f"#pragma once\n{math}"}
+        for name in ("tw_ascend_host.h", "tw_ascend_rows.h"):
+            texts[name] = (TEMPLATE_ROOT / "ascendc" / name).read_text()
         if self.simulated:
             folder = TEMPLATE_ROOT / "cpp"
             for name in ("tw_host.h", "tw_pool.h", "tw_host.cpp"):

@@ -23,7 +23,7 @@ def nvidia_target(
         features=(f"sm_{capability}a",),
         flags=("enable_fp_fusion=False",),
         machine="x86_64",
-        lanes=256,
+        lanes=1024,
         attend_chunk=128,
         attend_chunks=(64, 128, 256),
         latent_chunk=64,

@@ -14,8 +14,8 @@ static inline int64_t tw_bytes(const DLTensor* t) {
   return count;
 }
 
-static inline tw::Tensor tw_gm(const char* name, const DLTensor* t, bool writable) {
-  return {name, (uintptr_t)t->data, (uint64_t)tw_bytes(t), writable};
+static inline tw::Tensor tw_gm(const char* name, const DLTensor* t, bool writable, int unit) {
+  return {name, (uintptr_t)t->data, (uint64_t)tw_bytes(t), writable, unit};
 }
 
 // Raises what the model found as a ValueError of TVM-FFI.

@@ -8,18 +8,17 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from support.deepseek import v4_graph, v41_graph
+from support.deepseek_rows import assert_close, row_bodies, state_values
 from support.graphs import shuffled
-from support.rows import Arrays, compile_rows, paged_step, run_compiled, run_expected, unpack_rows
+from support.rows import compile_rows, paged_step, run_compiled, run_expected
 from support.zoo import joined
-from tilewright.codegen.body import Body, extract
+from tilewright.codegen.body import extract
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.pipeline import lower
 from tilewright.graph import Graph
-from tilewright.graph.types import BlockFormat
 
 ROWS = 24
 
@@ -66,22 +65,9 @@ def _digests(graph: Graph) -> list[tuple[str, str]]:
     return [(g.kind, extract(fused, g).graph.digest) for g in fused.groups]
 
 
-def row_bodies(graph: Graph) -> list[Body]:
-    """Distinct bodies of the row kernels of a model."""
-    fused = lower(graph, Flags()).graph
-    found = {}
-    for group in fused.groups:
-        body = extract(fused, group)
-        if group.kind == "row":
-            found.setdefault(body.graph.digest + repr(body.buffers), body)
-    return list(found.values())
-
-
 @pytest.mark.cpu
 @pytest.mark.parametrize("family", ["v4", "v41"])
-def test_row_kernels_equal_the_reference(
-    family: str, tmp_path: Path, kernel_cache: Path
-) -> None:
+def test_row_kernels_equal_the_reference(family: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Rounded values may fall to the other side here and there; all else is close."""
     model = {"v4": v4_graph, "v41": v41_graph}[family]()
     graph = joined(row_bodies(model), model)
@@ -92,28 +78,7 @@ def test_row_kernels_equal_the_reference(
     held = step.inputs["positions"].numpy() >= 0
     for name, want in expected.outputs.items():
         rows = held if len(want) == ROWS else slice(None)
-        _close(outputs[name][rows], want.numpy()[rows], name)
+        assert_close(outputs[name][rows], want.numpy()[rows], name)
     for state in graph.states:
         want = expected.states[state.name].numpy()
-        _close(_values(states, state.name, state.type.dtype, want), want, state.name)
-
-
-def _values(states: Arrays, name: str, dtype: object, want: np.ndarray) -> np.ndarray:
-    packed = states[name]
-    if isinstance(dtype, BlockFormat):
-        flat = packed.reshape(-1, packed.shape[-1])
-        return unpack_rows(flat, dtype, want.shape[-1]).reshape(want.shape)
-    if str(dtype) == "bf16":
-        return (packed.astype(np.uint32) << 16).view(np.float32)
-    return packed
-
-
-def _close(got: np.ndarray, want: np.ndarray, name: str) -> None:
-    if np.issubdtype(got.dtype, np.integer):
-        np.testing.assert_array_equal(got, want, err_msg=name)
-        return
-    assert np.isfinite(want).all() and np.isfinite(got).all(), name
-    limit = np.abs(want).max(-1, keepdims=True) + 1e-6
-    differ = np.abs(got - want) / limit
-    assert differ.max() <= 0.3, (name, differ.max())
-    assert (differ > 1e-5).mean() <= 0.02, (name, (differ > 1e-5).mean())
+        assert_close(state_values(states, state.name, state.type.dtype, want), want, state.name)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from device.cases_contract import DeviceCase, contract_cases
+from device.cases_rows import row_cases
 from support.kernel_case import distinct_bodies, make_case
 from support.tiny import CONFIG, tiny_graph
 from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
@@ -99,7 +100,7 @@ def cases_of(target: Any) -> Iterator[DeviceCase]:
         for name, specs in specs_of(graph, count, target):
             case = None if timing else partial(make_case, specs[0], STEP, seed=7, padded=1)
             yield DeviceCase(model, name, specs, case)
-    for found in (*contract_cases(target),):
+    for found in (*contract_cases(target), *row_cases(target)):
         if not asked or found.model in asked:
             count = int((asked.get(found.model) or [len(found.specs)])[0])
             yield replace(found, specs=found.specs[:count])
@@ -148,7 +149,7 @@ def _leading(spec: KernelSpec, name: str) -> Any:
 def _row_dim(body: Graph) -> str:
     (first, *_) = [*(v for _, v in body.outputs), *(v for _, v in body.state_outputs)]
     node = body.node[first]
-    shape = body.type_of(node.inputs[1]).shape if node.op == "append" else node.type.shape
+    shape = body.type_of(node.inputs[1]).shape if node.op.startswith("append") else node.type.shape
     return str(to_json(shape[0]))
 
 

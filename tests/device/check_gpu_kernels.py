@@ -163,7 +163,8 @@ def random_arguments(case: Any, dims: Mapping[str, int], context: int) -> dict[s
 def time_case(module: Any, case: Any, rows: int, context: int) -> list[dict[str, Any]]:
     blocks = -(-context // 32)
     dims = {"tokens": rows, "logit_rows": rows, "requests": rows, "request_blocks": blocks,
-            "cache_blocks": rows * blocks}  # fmt: skip
+            "cache_blocks": rows * blocks, "request_window_blocks": 2,
+            "window_blocks": rows * 2}  # fmt: skip
     given = random_arguments(case, dims, context)
     size = max(k["scratch"] for k in case["kernels"])
     given["workspace"] = torch.zeros(max(size, 256), dtype=torch.uint8, device=DEVICE)
@@ -190,6 +191,8 @@ def copies_of(case: Any, given: Any) -> list[Any]:
 
 def rates(case: Any, us: float, rows: int) -> dict[str, float]:
     """Bytes of the weights that are read, and operations, a second."""
+    if "bytes_per_row" in case:
+        return {"gbs": round(case["bytes_per_row"] * rows / us / 1e3)}
     if "flops_per_row" not in case:
         return {}
     touched = case["weight_bytes"]

@@ -53,15 +53,32 @@ class Built:
         given = case.fresh()
         for weight in matrix_weights(spec.body):
             given[weight] = given[weight].bfloat16().contiguous().view(-1).view(torch.uint8)
+        return self.launch(name, given, case.dims)
+
+    def launch(
+        self, name: str, given: dict[str, torch.Tensor], dims: Mapping[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """Launch a kernel on tensors as they lie in memory, aligned copies of which it returns."""
+        spec = self.specs[name]
+        given = {key: aligned(tensor) for key, tensor in given.items()}
         arguments = [given[n] for n in argument_names(spec.body)]
         if needs_scratch(spec.kind):
             template = self.templates[spec.template]
-            bounds = {d.name: case.dims.get(d.name, d.upper) for d in spec.body.dims}
+            bounds = {d.name: dims.get(d.name, d.upper) for d in spec.body.dims}
             size = template.scratch_bytes(spec.body, spec.numerics, spec.schedule, bounds)
-            arguments.append(torch.full((size,), 255, dtype=torch.uint8))
-        ints = [case.dims[n] for n in int_names(spec.body)]
+            arguments.append(aligned(torch.full((size,), 255, dtype=torch.uint8)))
+        ints = [dims[n] for n in int_names(spec.body)]
         self.module[spec.symbol](*arguments, *ints)
         return given
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy where kernels may read it: at a multiple of 64 bytes."""
+    size = tensor.numel() * tensor.element_size()
+    memory = torch.empty(size + 64, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64
+    copy = memory[start : start + size].view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)
 
 
 def specs_of(bodies: Sequence[tuple[str, str, Body]], target: Target) -> dict[str, KernelSpec]:

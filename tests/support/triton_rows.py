@@ -14,9 +14,12 @@ from support.rows import Step, pack_rows, paged_step, run_expected
 from support.weights import RandomWeights
 from support.zoo import joined
 from tilewright.codegen.arguments import argument_names, int_names
-from tilewright.codegen.body import Body
+from tilewright.codegen.body import Body, extract
 from tilewright.codegen.emit.registry import emit
+from tilewright.codegen.flags import Flags
 from tilewright.codegen.numerics import derive
+from tilewright.codegen.pack import pack_weight
+from tilewright.codegen.pipeline import lower
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate
@@ -27,6 +30,25 @@ from tilewright.targets.registry import resolve
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32, "u8": torch.uint8}
 TARGET = resolve("sm90")[0]
 TEMPLATE = next(t for t in TARGET.kernels if t.kind == "row")
+
+
+def named_row_bodies(graph: Graph) -> list[tuple[str, Body]]:
+    """Distinct bodies of the row kernels of a model, with the names of their first groups."""
+    fused = lower(graph, Flags()).graph
+    found: dict[str, tuple[str, Body]] = {}
+    for group in fused.groups:
+        if group.kind == "row":
+            body = extract(fused, group)
+            found.setdefault(body.graph.digest + repr(body.buffers), (group.name, body))
+    return list(found.values())
+
+
+def row_bodies(graph: Graph) -> list[Body]:
+    return [body for _, body in named_row_bodies(graph)]
+
+
+def text_of(spec: KernelSpec) -> str:
+    return emit(spec, TEMPLATE).text
 
 
 def row_spec(body: Body, choice: int = 0) -> KernelSpec:
@@ -71,6 +93,10 @@ def arguments_of(case: RowCase, spec: KernelSpec) -> dict[str, torch.Tensor]:
             found[name] = _poison(stored, case.step.dims)
         elif name in body.state:
             found[name] = in_memory(case.step.states[public], body.state[name].type)
+        elif name in body.weight and isinstance(stored.dtype, BlockFormat):
+            packed = pack_weight(case.graph.weight[public], "scaled_rows", case.weights).data
+            found[name] = torch.from_numpy(packed)
+            continue
         elif name in body.weight:
             found[name] = weights[public].to(TORCH[stored.dtype.name])
         else:
@@ -97,7 +123,7 @@ def in_memory(values: torch.Tensor, type_: TensorType) -> torch.Tensor:
 def run_interpreted(case: RowCase, folder: Path, choice: int = 0) -> dict[str, torch.Tensor]:
     """Run a body's kernel; outputs and states as they lie in memory."""
     spec = row_spec(case.body, choice)
-    module: Any = triton_run.load(emit(spec, TEMPLATE).text, spec.symbol, folder)
+    module: Any = triton_run.load(text_of(spec), spec.symbol, folder)
     arguments = arguments_of(case, spec)
     ints = {n: case.step.dims[n] for n in int_names(case.body.graph)}
     triton_run.run(module, arguments, ints)

@@ -136,8 +136,9 @@ inline bool Block::touch_gm(uintptr_t address, uint64_t bytes, bool write) {
                                  describe(now_site).c_str(), tensor.name));
     return !write;
   }
-  GmCell* cells = gm.shadow[index].cells + (address - tensor.base) / 2;
-  uint64_t count = (address + bytes + 1 - tensor.base) / 2 - (address - tensor.base) / 2;
+  uint64_t unit = (uint64_t)tensor.unit, begin = address - tensor.base;
+  GmCell* cells = gm.shadow[index].cells + begin / unit;
+  uint64_t count = (begin + bytes + unit - 1) / unit - begin / unit;
   Mark mine{};
   mine.block = (uint64_t)id & 0xffff, mine.actor = (uint64_t)now_actor;
   mine.epoch = epoch[now_actor], mine.line = (uint64_t)sites[now_site].line;

@@ -8,7 +8,7 @@
 #include "tw_report.h"
 
 namespace tw {
-// Last writer and last reader of two bytes: block, actor, epoch, and the site's line.
+// Last writer and last reader of a unit of one or two bytes: block, actor, epoch, and the site's line.
 struct Mark {
   uint64_t block : 16, actor : 4, epoch : 28, line : 16;
 };
@@ -20,8 +20,8 @@ static_assert(sizeof(Mark) == 8, "one word, so that threads see whole marks");
 struct Shadow {
   GmCell* cells = nullptr;
   size_t bytes = 0;
-  void create(uint64_t tensor_bytes) {
-    bytes = (tensor_bytes / 2 + 2) * sizeof(GmCell);
+  void create(uint64_t tensor_bytes, int unit) {
+    bytes = (tensor_bytes / (uint64_t)unit + 2) * sizeof(GmCell);
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     cells = (GmCell*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   }
@@ -53,7 +53,7 @@ struct GlobalMemory {
     count = number;
     for (int i = 0; i < number; ++i) {
       tensor[i] = tensors[i];
-      if (tensor[i].writable) shadow[i].create(tensor[i].bytes);
+      if (tensor[i].writable) shadow[i].create(tensor[i].bytes, tensor[i].unit);
     }
   }
   void close() {

@@ -10,6 +10,7 @@ struct Tensor {
   uintptr_t base;
   uint64_t bytes;
   bool writable;
+  int unit = 2;  // bytes that the shadow tells apart: 1 where rows have odd numbers of them
 };
 template <class F>
 inline int launch(const char* kernel, int kind, int blocks, F program, const Tensor* tensors,

@@ -66,7 +66,7 @@ inline uint64_t pack(T value) {
 template <auto kFunction, class R, class... P, class... A>
 inline void call_vector(R (*)(P...), dim3 threads, const char* file, int line, A... args) {
   static_assert(sizeof...(P) == sizeof...(A), "as many arguments as parameters");
-  static_assert(sizeof...(P) <= 8, "the model passes at most eight arguments");
+  static_assert(sizeof...(P) <= 12, "the model passes at most twelve arguments");
   uint64_t pointers = 0, bit = 1;
   ((pointers |= std::is_pointer_v<P> ? bit : 0, bit <<= 1), ...);
   issue(kVector, PIPE_V, "asc_vf_call", file, line, (uintptr_t)&Thunk<kFunction, R, P...>::run,

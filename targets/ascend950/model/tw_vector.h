@@ -25,7 +25,7 @@ struct Lane {
 struct VectorRun {
   Block* block = nullptr;
   void (*thunk)(const uint64_t*) = nullptr;
-  uint64_t words[8];
+  uint64_t words[12];
   uint32_t extent[3];
   uint32_t thread[3];
   int count = 0, current = 0, begun = 0;
