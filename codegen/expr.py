@@ -42,11 +42,15 @@ class Language:
     header: Callable[[], str]
     function: Callable[[Definition, list[str], str], str]  # assignments and result as text
     external: bool = False  # functions are declared only: another language defines them
+    passed: str = "{0}"  # a constant as the argument of a function
 
 
 LANGUAGES: dict[str, Language] = {
     "cpp": Language(CPP_OPERATIONS, cpp_literal, cpp_header, cpp_function),
-    "triton": Language(TRITON_OPERATIONS, triton_literal, triton_header, triton_function),
+    "triton": Language(
+        TRITON_OPERATIONS, triton_literal, triton_header, triton_function,
+        passed="tl.full([], {0}, tl.float32)",
+    ),
     "tilelang_ascend": Language(
         TILELANG_OPERATIONS, tilelang_literal, tilelang_header, tilelang_function, external=True
     ),
@@ -78,7 +82,11 @@ def _print(expr: Scalar, names: Mapping[str, str], table: Language) -> str:
         case Call(fn, args):
             texts = [_print(a, names, table) for a in args]
             if fn in DEFINITIONS:
-                return f"tw_{fn}({', '.join(texts)})"
+                passed = [
+                    table.passed.format(text) if isinstance(arg, Const) else text
+                    for arg, text in zip(args, texts, strict=True)
+                ]
+                return f"tw_{fn}({', '.join(passed)})"
             return table.operations[fn].format(*texts)
 
 

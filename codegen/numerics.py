@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import Numerics
 from tilewright.codegen.target import Target
 from tilewright.graph import Graph, Node, Role
-from tilewright.graph.dims import Dim, roles_of
+from tilewright.graph.dims import Dim, product, roles_of
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, ElementType
+
+SEGMENT_UNIT = 256  # segments start at multiples of what one step of any schedule takes of k
 
 
 def derive(kind: str, body: Graph, target: Target) -> Numerics:
@@ -27,10 +30,11 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
         case "contract":
             return _contract(body, target)
         case "attend":
-            lanes = target.lanes if any(n.op == "attend" for n in body.nodes) else 1
-            return Numerics(
-                atom=target.atom, chunk=target.attend_chunk, lanes=lanes, combine="in_order"
-            )
+            plain = any(n.op == "attend" for n in body.nodes)
+            lanes, chunk = target.lanes if plain else 1, target.attend_chunk
+            if target.latent_chunk is not None and not plain:
+                chunk = target.latent_chunk
+            return Numerics(atom=target.atom, chunk=chunk, lanes=lanes, combine="in_order")
         case "row" | "select":
             if context_bound:
                 raise LowerError(
@@ -89,14 +93,37 @@ def _contract(body: Graph, target: Target) -> Numerics:
     formats = _formats(body)
     grouped = [f for f in formats if isinstance(f, BlockFormat)]
     order = target.scale_order
-    if len(formats) == 1 and all(f.code.is_float for f in grouped):
+    # A matrix instruction takes scaled codes as they are, exact in bf16.
+    if target.atom == "fma" and len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
     return Numerics(
         atom=target.atom,
         lanes=target.lanes,
-        segments=1,
+        segments=_segments(body, target),
         scale_order=order if grouped else "none",
     )
+
+
+def segment_length(k: int, segments: int) -> int:
+    """Return the values of k in each segment but the last, which may have fewer."""
+    return -(-k // (segments * SEGMENT_UNIT)) * SEGMENT_UNIT
+
+
+def _segments(body: Graph, target: Target) -> int:
+    """Parts of K for as many sums as fill the chip when there is one row: a power of two, each of
+    at least two units. Short sums are not worth the kernel that adds their parts."""
+    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
+    columns = 0  # of products that meet, those of one count
+    for nodes in sections_of(body, anchors):
+        first = next(n for n in nodes if op_def(n.op).kind is Kind.CONTRACT)
+        columns += int(product(first.type.shape[1:]))
+    segments = 1
+    while columns * segments * 2 <= target.full_columns:
+        if k < max(segments * 4, 8) * SEGMENT_UNIT:
+            break
+        segments *= 2
+    return segments
 
 
 def _formats(body: Graph) -> set[ElementType]:

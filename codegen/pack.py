@@ -18,7 +18,8 @@ from tilewright.codegen.pack_ascend import CODED as CODED_ROWS
 from tilewright.codegen.pack_ascend import F32_ROWS, coded_bytes, pack_coded, pack_rows
 from tilewright.codegen.pack_ascend import LAYOUT as BF16_ROWS
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, pack_panels, packed_bytes
-from tilewright.codegen.pack_gpu import pack_blocks, sections
+from tilewright.codegen.pack_gpu import pack_matrix, refuses_format
+from tilewright.codegen.pack_gpu import packed_bytes as gpu_bytes
 from tilewright.codegen.plan import GroupPlan
 from tilewright.graph import Graph, Weight
 from tilewright.graph.errors import LowerError
@@ -110,12 +111,13 @@ def _rows(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
 
 def _blocks(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     dtype = weight.type.dtype
-    yield pack_blocks(dtype.name, source.unpacked(weight.name, dtype))
+    assert isinstance(dtype, BlockFormat)
+    for name in weight.expr.tensors:
+        yield pack_matrix(dtype, source.unpacked(name, dtype))
 
 
 def _blocks_size(weight: Weight) -> int:
-    n, k = (int(d) for d in weight.type.shape)
-    return sections(weight.type.dtype.name, n, k).end
+    return gpu_bytes(weight.type)
 
 
 def _stored_size(weight: Weight) -> int:
@@ -153,6 +155,11 @@ def _cpu_layout(type_: TensorType) -> str:
     return "panels16" if panel_format(type_.dtype) in FORMATS else "scaled_rows"
 
 
+def _gpu_layout(type_: TensorType) -> str:
+    """Blocks for matrices; tables with scales by row lie as rows, for gathering."""
+    return "scaled_rows" if refuses_format(type_) else "blocks16"
+
+
 def _ascend_layout(type_: TensorType) -> str:
     """Tables of rows with their own scales lie as rows, fp32 is kept, all else becomes bf16."""
     if isinstance(type_.dtype, BlockFormat) and type_.dtype.code.is_float:
@@ -163,7 +170,7 @@ def _ascend_layout(type_: TensorType) -> str:
 
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing(_is_matrix, _cpu_layout),
-    "triton": Packing(_is_quantised, lambda type_: "blocks16"),
+    "triton": Packing(_is_quantised, _gpu_layout),
     "tilelang_ascend": Packing(_is_matrix, _ascend_layout),
     "ascendc": Packing(_is_matrix, _ascend_layout),
 }
@@ -210,14 +217,19 @@ def _plain(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
     if not isinstance(dtype, DType) or dtype.name not in _PLAIN:
         raise LowerError(f"weight '{weight.name}': {dtype} has no plain layout")
     if weight.expr.kind == "literal":
-        values: Any = np.array(weight.expr.args, dtype=np.float32)
-    else:
-        values = source.unpacked(weight.name, dtype).values
-    if values is None:
-        raise LowerError(f"weight '{weight.name}': has no plain values")
+        yield _plain_bytes(np.array(weight.expr.args, dtype=np.float32), dtype)
+        return
+    for name in weight.expr.tensors:
+        values = source.unpacked(name, dtype).values
+        if values is None:
+            raise LowerError(f"weight '{weight.name}': has no plain values")
+        yield _plain_bytes(values, dtype)
+
+
+def _plain_bytes(values: NDArray[Any], dtype: DType) -> NDArray[np.uint8]:
     if dtype.name == "bf16" and values.dtype != np.uint16:
         values = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
-    yield np.ascontiguousarray(values, _PLAIN[dtype.name]).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(values, _PLAIN[dtype.name]).reshape(-1).view(np.uint8)
 
 
 _LAYOUTS: Mapping[str, Layout] = {

@@ -1,12 +1,14 @@
 """Pack block-quantised weights [N, K] into the layout that GPU kernels read, and back.
 
-Three sections, each aligned to 256 bytes: codes, scales, minima. Every section is
-[panel, group, 16 rows, ..], so that one group of 16 rows is contiguous. Codes of 4 bits: byte i of
-a group holds k = 2 i (low nibble) and k = 2 i + 1 (high). Rows past N are zero.
+Integer codes have three sections, each aligned to 256 bytes: codes, scales, minima. Every section
+is [panel, group, 16 rows, ..], so that one group of 16 rows is contiguous. Codes of 4 bits: byte i
+of a group holds k = 2 i (low nibble) and k = 2 i + 1 (high). Rows past N are zero. Float codes are
+packed by pack_words.py. The matrices of a stack follow one another.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.codegen.pack_cpu import Unpacked
+from tilewright.codegen.pack_words import WORD_LAYOUTS, pack_words
+from tilewright.codegen.pack_words import matrix_bytes as word_matrix_bytes
 from tilewright.graph.errors import LowerError
+from tilewright.graph.types import BlockFormat, TensorType
 
 ROWS = 16
 SECTION = 256
@@ -67,6 +72,48 @@ def sections(name: str, n: int, k: int) -> Sections:
     scales = _up(cells * layout.code_bytes)
     minima = scales + scale_bytes
     return Sections(scales, minima, minima + (scale_bytes if layout.has_min else 0))
+
+
+def refuses_format(type_: TensorType) -> str | None:
+    """Say why a quantised weight cannot be multiplied by the kernels, or return None."""
+    dtype = type_.dtype
+    if not isinstance(dtype, BlockFormat):
+        return None
+    words = dtype.name in WORD_LAYOUTS and dtype.scale.name == "ue8m0" and not dtype.tail
+    rows, group = dtype.block
+    if words and (rows > 1 or dtype.code.bits == 4):  # fp8 with scales by row is for tables
+        group = 32
+    elif words or dtype.name not in BLOCK_LAYOUTS or rows != 1:
+        return f"weight format {dtype} has no packed layout"
+    k = int(type_.shape[-1])
+    return f"k = {k} is no multiple of the group of {group}" if k % group else None
+
+
+def matrix_bytes(name: str, n: int, k: int) -> int:
+    """Return the size of one packed [n, k] matrix."""
+    if name in WORD_LAYOUTS:
+        return word_matrix_bytes(name, n, k)
+    return sections(name, n, k).end
+
+
+def lies_as_rows(dtype: BlockFormat) -> bool:
+    """Say whether weights of a format lie as rows of codes, then scales: tables, for gathering."""
+    return dtype.name in WORD_LAYOUTS and dtype.code.bits == 8 and dtype.block[0] == 1
+
+
+def packed_bytes(type_: TensorType) -> int:
+    """Return the size of a packed weight [.., n, k]."""
+    *stack, n, k = (int(d) for d in type_.shape)
+    if isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype):
+        return math.prod(stack) * n * type_.dtype.row_bytes(k)
+    return math.prod(stack) * matrix_bytes(type_.dtype.name, n, k)
+
+
+def pack_matrix(dtype: BlockFormat, found: Unpacked) -> NDArray[np.uint8]:
+    """Pack one matrix of any format into bytes."""
+    if dtype.name in WORD_LAYOUTS:
+        return pack_words(dtype.name, found, dtype.block)
+    return pack_blocks(dtype.name, found)
 
 
 def _up(num_bytes: int) -> int:

@@ -87,7 +87,7 @@ class Target:
 
     `tuned` names the target whose committed records choose schedules; none where they are kept
     on the machine that measured them.
-    """
+    `full_columns`: sums of one row that fill the chip; fewer are taken in segments. 0: never."""
 
     name: str
     variant: str
@@ -106,7 +106,9 @@ class Target:
     invariance: str = "proven"
     atom: str = "fma"
     tuned: str = ""
+    full_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
+    latent_chunk: int | None = None  # of attention over latent rows, where it is another
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]

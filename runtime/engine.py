@@ -8,11 +8,11 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,29 +24,19 @@ from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
 from tilewright.runtime.cache import Cache, CacheSettings, WindowPages, page_counts
 from tilewright.runtime.cache_layout import cache_layout
-from tilewright.runtime.cache_memory import StateMemory
-from tilewright.runtime.choose import Question
+from tilewright.runtime.decide import Decided, decide, take
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.opening import Opening
 from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
 from tilewright.runtime.params import SamplingParams
-from tilewright.runtime.prompt import Message, Prompt, encode, render_chat
-from tilewright.runtime.request import FinishReason, Request
+from tilewright.runtime.prompt import Message, Prompt, encode, listed_prompts, render_chat
+from tilewright.runtime.request import FinishReason, Request, checked_id
 from tilewright.runtime.sample import Sample, stacked
 from tilewright.runtime.sample_logits import SampleRules, bad_word_sequences
 from tilewright.runtime.scheduler import Scheduler
 from tilewright.runtime.step_inputs import StepInputs
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A request accepted by the engine, with its samples under way."""
-
-    id: str
-    prompt_ids: tuple[int, ...]
-    seed: int
-    samples: tuple[Sample, ...]
+from tilewright.runtime.stream import EventStream, Submitted
 
 
 class Engine:
@@ -89,7 +79,8 @@ class Engine:
         self._live: dict[Request, Sample] = {}
         self._lock = threading.Lock()
         self._num_requests = 0
-        self._dropped: deque[str] = deque()
+        self._dropped: deque[Request] = deque()
+        self._is_closed = False
 
     def _open_cache(self, blocks: int, settings: CacheSettings) -> Cache:
         """Allocate the states, and account for their pages."""
@@ -101,9 +92,7 @@ class Engine:
                 pool=pool, reach=layout.reach, width=layout.ring_width, replay=layout.replay
             )
         self._executor.allocate_states(counts)
-        # Elsewhere `state` gives a copy, which nothing may be restored into.
-        is_live = self.manifest.target.name == "cpu"
-        memory = StateMemory(self._executor, layout) if is_live else None
+        memory = self._executor.cache_memory(layout)
         pool = BlockPool(blocks, self.model.block_size)
         return Cache(pool, window, memory=memory, settings=settings)
 
@@ -119,7 +108,10 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Stop the threads; the engine cannot be used after this."""
+        """End all requests with reason `abort`, and stop the threads; no other is taken."""
+        with self._lock:
+            self._is_closed = True
+            self._end(list(self._live))
         self._executor.close()
 
     @property
@@ -144,9 +136,8 @@ class Engine:
     ) -> Submitted:
         """Check a request and queue it; raise RequestError, one sentence, if it cannot be
         served."""
-        return self._submit_all([prompt], [params or SamplingParams()], [request_id], keep_logits)[
-            0
-        ]
+        params = SamplingParams() if params is None else params
+        return self._submit_all([prompt], [params], [request_id], keep_logits)[0]
 
     def _submit_all(
         self,
@@ -161,6 +152,8 @@ class Engine:
             for each in zip(prompts, params, ids, strict=True)
         ]
         with self._lock:
+            if self._is_closed:
+                raise RequestError("engine: is closed: want one that is open; load it again")
             added: list[Submitted] = []
             try:
                 for submitted in made:
@@ -189,11 +182,7 @@ class Engine:
         rules = SampleRules.build(
             params, eos_token_ids=self.model.eos_ids, bad_words=self._bad_words(params)
         )
-        if request_id is not None and (not isinstance(request_id, str) or not request_id):
-            raise RequestError(f"request id: got {request_id!r:.40}, want a non-empty text")
-        with self._lock:
-            self._num_requests += 1
-            name = f"request-{self._num_requests}" if request_id is None else request_id
+        name = self._fresh_id() if request_id is None else checked_id(request_id)
         wants_prompt = keep_logits or params.prompt_logprobs is not None
         samples = tuple(
             Sample(
@@ -214,6 +203,15 @@ class Engine:
         )
         return Submitted(name, prompt_ids, seed, samples)
 
+    def _fresh_id(self) -> str:
+        """Name a request that came without an id; a live one may have been given any."""
+        with self._lock:
+            while True:
+                self._num_requests += 1
+                name = f"request-{self._num_requests}"
+                if not self._scheduler.is_live(name):
+                    return name
+
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:
             return ()
@@ -230,9 +228,22 @@ class Engine:
             for request in self._scheduler.abort(request_id):
                 self._live.pop(request, None)
 
-    def drop(self, request_id: str) -> None:
-        """Abort a request at the next step; never waits for a lock."""
-        self._dropped.append(request_id)
+    def cancel(self, samples: Sequence[Sample]) -> None:
+        """Abort these samples, and never others that were given the same id since."""
+        with self._lock:
+            self._end([sample.request for sample in samples])
+
+    def drop(self, samples: Sequence[Sample]) -> None:
+        """Cancel samples at the next step; never waits for a lock."""
+        self._dropped.extend(sample.request for sample in samples)
+
+    def _end(
+        self, requests: Sequence[Request], reason: FinishReason = FinishReason.ABORT
+    ) -> None:
+        for request in requests:
+            self._live.pop(request, None)
+            if not request.is_finished:
+                self._scheduler.finish(request, reason)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -243,69 +254,52 @@ class Engine:
 
     def _step(self) -> bool:
         while self._dropped:
-            for request in self._scheduler.abort(self._dropped.popleft()):
-                self._live.pop(request, None)
+            self._end([self._dropped.popleft()])
         batch = self._scheduler.schedule()
         if batch is None:
             return False
         try:
-            outputs = self._execute(batch)
-        except BaseException:
-            endings = dict.fromkeys(range(len(batch.requests)), FinishReason.ERROR)
-            self._commit(batch, [0] * batch.num_logits, endings)
+            decided = decide(batch, self._live, self._chooser, self._execute(batch))
+        except Exception as error:
+            self._fail(batch, error)
             raise
-        tokens, endings = self._choose(batch, outputs)
-        self._commit(batch, tokens, endings)
+        except BaseException:
+            # Ctrl-C, say, which is no request's fault: nothing was taken yet, so that the next
+            # step computes the same positions again.
+            self._scheduler.withdraw(batch)
+            raise
+        try:
+            self._take(batch, decided)
+        except BaseException as error:
+            self._fail(batch, error)
+            raise
         return True
 
     def _execute(self, batch: Batch) -> Mapping[str, Any]:
         inputs, dims = self._inputs.of(batch)
         return self._executor.launch(inputs, dims)
 
-    def _choose(
-        self, batch: Batch, outputs: Mapping[str, Any]
-    ) -> tuple[list[int], dict[int, FinishReason]]:
-        """Sample every row that decides a token; hand prompt rows to their samples."""
-        tokens = [0] * batch.num_logits
-        endings: dict[int, FinishReason] = {}
-        asked: list[tuple[int, Sample, Question]] = []
-        for index, owner in enumerate(batch.logit_requests.tolist()):
-            request = batch.requests[owner]
-            sample = self._live.get(request)
-            if sample is None or request.is_finished:
-                continue
-            if request.wants_prompt_logits:
-                position = int(batch.positions[batch.logit_rows[index]])
-                if position < len(request.prompt_ids):
-                    self._take_prompt_row(sample, outputs, index, position)
-            if batch.is_sampled[index]:
-                asked.append((owner, sample, sample.question(index)))
-        answers = self._chooser.choose(outputs, [question for _, _, question in asked])
-        for (owner, sample, question), answer in zip(asked, answers, strict=True):
-            tokens[question.row], reason = sample.take(answer)
-            if reason is not None:
-                endings[owner] = reason
-        return tokens, endings
-
-    def _take_prompt_row(
-        self, sample: Sample, outputs: Mapping[str, Any], row: int, position: int
-    ) -> None:
-        sample.take_prompt_row(
-            position,
-            lambda: self._chooser.logits(outputs, row),
-            lambda token_id, num_top: self._chooser.score(outputs, row, token_id, num_top),
-        )
-
-    def _commit(self, batch: Batch, tokens: list[int], endings: dict[int, FinishReason]) -> None:
+    def _take(self, batch: Batch, decided: Decided) -> None:
+        """Give every sample what was decided for it; forget those that finished."""
+        tokens, endings = take(batch, decided)
         for request in self._scheduler.commit(batch, tokens, endings):
             self._live.pop(request, None)
 
+    def _fail(self, batch: Batch, error: BaseException) -> None:
+        """End all requests of a step that failed; the others, and the engine, go on."""
+        self._scheduler.withdraw(batch)
+        for request in batch.requests:
+            sample = self._live.get(request)
+            if sample is not None:
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                sample.error = f"request '{request.id}': its step failed: {why}"
+        self._end(batch.requests, FinishReason.ERROR)
+
     def _drive(self, samples: Sequence[Sample]) -> None:
-        """Run one step unless these samples are finished: another thread may have done so."""
-        with self._lock:
-            if not all(s.is_finished for s in samples):
-                progressed = self._step()
-                assert progressed, "live samples and no step to run"
+        """Run one step, under the lock, unless these samples are finished by other threads."""
+        if not all(s.is_finished for s in samples):
+            progressed = self._step()
+            assert progressed, "live samples and no step to run"
 
     # --- public calls ---------------------------------------------------------------------------
 
@@ -319,9 +313,11 @@ class Engine:
         `params` is one for all or one each. Raises RequestError before anything runs if one of
         them cannot be served. A request that fails while running has `finish_reason` "error".
         """
-        texts = _as_prompts(prompts)
-        if isinstance(params, SamplingParams) or params is None:
-            params = [params or SamplingParams()] * len(texts)
+        texts = listed_prompts(prompts)
+        if params is None:
+            params = SamplingParams()
+        if not isinstance(params, (list, tuple)):  # one for all, or of a type that is refused
+            params = [cast(SamplingParams, params)] * len(texts)
         if len(params) != len(texts):
             raise RequestError(
                 f"sampling parameters: got {len(params)} for {len(texts)} prompts, "
@@ -331,11 +327,10 @@ class Engine:
         samples = [s for each in submitted for s in each.samples]
         try:
             while not all(s.is_finished for s in samples):
-                self._drive(samples)
+                with self._lock:
+                    self._drive(samples)
         finally:
-            for each in submitted:
-                if not all(s.is_finished for s in each.samples):
-                    self.abort(each.id)
+            self.cancel(samples)
         return [self.output(each) for each in submitted]
 
     def stream(
@@ -356,15 +351,16 @@ class Engine:
 
         Samples that are finished are taken off the list with their last event.
         """
-        self._drive(samples)
         found = []
-        for sample in list(samples):
-            finished = sample.is_finished
-            event = sample.event()
-            if finished:
-                samples.remove(sample)
-            if event is not None:
-                found.append(event)
+        with self._lock:  # held to the end: another thread's step would add to the samples
+            self._drive(samples)
+            for sample in list(samples):
+                finished = sample.is_finished
+                event = sample.event()
+                if finished:
+                    samples.remove(sample)
+                if event is not None:
+                    found.append(event)
         return found
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -373,9 +369,12 @@ class Engine:
         (sample,) = submitted.samples
         try:
             while not sample.is_finished:
-                self._drive([sample])
+                with self._lock:
+                    self._drive([sample])
         finally:
-            self.abort(submitted.id)
+            self.cancel([sample])
+        if sample.error is not None:
+            raise RequestError(sample.error)
         return stacked(sample.logits or [], self.model.vocab_size)
 
     def chat_prompt(self, messages: Sequence[Message]) -> str:
@@ -390,7 +389,12 @@ class Engine:
         return render_chat(messages, self.model, special)
 
     def output(self, submitted: Submitted) -> RequestOutput:
-        """Return what a submitted request has given so far: all of it once its samples finished."""
+        """Return what a submitted request gave; raise RequestError before all its samples finished.
+        """
+        if not all(s.is_finished for s in submitted.samples):
+            raise RequestError(
+                f"request '{submitted.id}': is not finished: step the engine until its samples are"
+            )
         samples = tuple(s.output() for s in submitted.samples)
         first = submitted.samples[0]
         wanted = first.rules.params.prompt_logprobs is not None
@@ -403,44 +407,3 @@ class Engine:
             numerics_digest=self.numerics_digest,
             prompt_logprobs=tuple(first.prompt_logprobs) if wanted else None,
         )
-
-
-class EventStream(Iterator[StreamEvent]):
-    """The events of one request, in order; iterating drives the engine."""
-
-    def __init__(self, engine: Engine, submitted: Submitted) -> None:
-        self.submitted = submitted
-        self._engine = engine
-        self._waiting = list(submitted.samples)
-        self._ready: deque[StreamEvent] = deque()
-
-    def __next__(self) -> StreamEvent:
-        while not self._ready:
-            if not self._waiting:
-                raise StopIteration
-            self._ready.extend(self._engine.events(self._waiting))
-        return self._ready.popleft()
-
-    def close(self) -> None:
-        """Abort what is not finished; nothing more is given."""
-        if self._waiting:
-            self._engine.abort(self.submitted.id)
-        self._waiting.clear()
-        self._ready.clear()
-
-    def __del__(self) -> None:
-        # May run in the middle of a step, which holds the lock: leave a note instead.
-        if self._waiting:
-            self._engine.drop(self.submitted.id)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt is a text or a list of ints; anything else is a list of prompts."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, (list, tuple, np.ndarray)):
-        raise RequestError(
-            f"prompts: wrong type: got {type(prompts).__name__}, want a text, token ids or a list"
-        )
-    single = all(not isinstance(p, (str, list, tuple, np.ndarray)) for p in prompts)
-    return [prompts] if single else list(prompts)

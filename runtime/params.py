@@ -133,7 +133,7 @@ class SamplingParams:
         if num_prompt_tokens + self.max_tokens > max_context:
             raise RequestError(
                 f"sampling parameter 'max_tokens': beyond the context: got"
-                f" {_shown(self.max_tokens)} after a prompt of {num_prompt_tokens} tokens, want"
+                f" {shown(self.max_tokens)} after a prompt of {num_prompt_tokens} tokens, want"
                 f" at most {max_context - num_prompt_tokens} (context of {max_context} tokens)"
             )
         _check_int("min_tokens", self.min_tokens, 0, None)
@@ -172,14 +172,14 @@ def _frozen(name: str, value: object) -> object:
     return value
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Write a value for a message, briefly whatever its size."""
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, int):
         return str(value) if value.bit_length() <= 128 else f"a {value.bit_length()}-bit integer"
     if isinstance(value, float):
-        return repr(value)
+        return repr(float(value))  # numpy's own is written otherwise
     if isinstance(value, str):
         return repr(value) if len(value) <= 40 else f"{value[:40]!r}... of {len(value)} characters"
     if isinstance(value, (tuple, list, dict, set, frozenset)):
@@ -189,7 +189,7 @@ def _shown(value: object) -> str:
 
 def _refusal(name: str, problem: str, got: object, want: str) -> RequestError:
     """Build the one sentence that refuses a setting."""
-    return RequestError(f"sampling parameter '{name}': {problem}: got {_shown(got)}, want {want}")
+    return RequestError(f"sampling parameter '{name}': {problem}: got {shown(got)}, want {want}")
 
 
 def _check_int(name: str, value: object, low: int, high: int | None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from tilewright.runtime.artifact import ModelRecord
 from tilewright.runtime.errors import ArtifactError, RequestError
+from tilewright.runtime.params import shown
 
 Prompt: TypeAlias = "str | Sequence[int]"
 Message: TypeAlias = Mapping[str, str]
@@ -27,6 +28,19 @@ def load_tokenizer(folder: Path, model: ModelRecord) -> Tokenizer | None:
         raise ArtifactError(f"file '{model.tokenizer}': is no tokenizer: {error}") from None
 
 
+def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return a list of prompts: one is a text or a list of ints, anything else is a list of them.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    is_scalar = isinstance(prompts, np.ndarray) and prompts.ndim == 0
+    if is_scalar or not isinstance(prompts, (list, tuple, np.ndarray)):
+        kind = "a 0-d array" if is_scalar else type(prompts).__name__
+        raise RequestError(f"prompts: wrong type: got {kind}, want a text, token ids or a list")
+    single = all(not isinstance(p, (str, list, tuple, np.ndarray)) for p in prompts)
+    return [cast(Prompt, prompts)] if single else list(prompts)
+
+
 def encode(prompt: Prompt, tokenizer: Tokenizer | None, model: ModelRecord) -> tuple[int, ...]:
     """Return the token ids of a prompt: a text, or ids which are checked and kept as they are.
 
@@ -35,15 +49,19 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, model: ModelRecord) -> t
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, model)
     else:
-        ids = _checked_ids(prompt, model.vocab_size)
+        ids = _checked_ids(prompt, model)
     if not ids:
         raise RequestError("prompt: is empty: got 0 tokens, want at least 1")
     if len(ids) >= model.max_context:
-        raise RequestError(
-            f"prompt: is longer than the context: got {len(ids)} tokens, "
-            f"want at most {model.max_context - 1} (context of {model.max_context} tokens)"
-        )
+        raise _too_long(len(ids), model)
     return ids
+
+
+def _too_long(num_tokens: int, model: ModelRecord) -> RequestError:
+    return RequestError(
+        f"prompt: is longer than the context: got {num_tokens} tokens, "
+        f"want at most {model.max_context - 1} (context of {model.max_context} tokens)"
+    )
 
 
 def _encode_text(text: str, tokenizer: Tokenizer | None, model: ModelRecord) -> tuple[int, ...]:
@@ -71,20 +89,23 @@ def _encode_text(text: str, tokenizer: Tokenizer | None, model: ModelRecord) -> 
     return tuple(ids)
 
 
-def _checked_ids(prompt: Any, vocab_size: int) -> tuple[int, ...]:
-    if not isinstance(prompt, (list, tuple, np.ndarray)):
+def _checked_ids(prompt: Any, model: ModelRecord) -> tuple[int, ...]:
+    is_scalar = isinstance(prompt, np.ndarray) and prompt.ndim == 0
+    if is_scalar or not isinstance(prompt, (list, tuple, np.ndarray)):
         raise RequestError(
             f"prompt: wrong type: got {type(prompt).__name__}, want a text or a list of token ids"
         )
-    ids = []
+    if len(prompt) >= model.max_context:
+        raise _too_long(len(prompt), model)
+    ids, vocab_size = [], model.vocab_size
     for index, value in enumerate(prompt):
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
             raise RequestError(
-                f"prompt: token {index}: got {value!r:.40}, want an int below {vocab_size}"
+                f"prompt: token {index}: got {shown(value)}, want an int below {vocab_size}"
             )
         if not 0 <= value < vocab_size:
             raise RequestError(
-                f"prompt: token {index}: got {int(value)}, want 0 to {vocab_size - 1}"
+                f"prompt: token {index}: got {shown(int(value))}, want 0 to {vocab_size - 1}"
             )
         ids.append(int(value))
     return tuple(ids)
@@ -97,13 +118,7 @@ def render_chat(messages: Sequence[Message], model: ModelRecord, special: Mappin
     """
     if model.chat_template is None:
         raise RequestError(f"chat: model '{model.name}' has no chat template: want a plain prompt")
-    for index, message in enumerate(messages):
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise RequestError(
-                    f"chat: message {index}: '{key}': got {message.get(key)!r:.40}, want text"
-                )
-    from jinja2 import TemplateError
+    _check_messages(messages)
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -119,5 +134,27 @@ def render_chat(messages: Sequence[Message], model: ModelRecord, special: Mappin
             raise_exception=refuse,
             **special,
         )
-    except TemplateError as error:
-        raise RequestError(f"chat: the model's template failed: {error}") from None
+    except RequestError:
+        raise
+    except Exception as error:  # a template is a foreign program, and may raise whatever there is
+        raise RequestError(
+            f"chat: the model's template failed: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _check_messages(messages: object) -> None:
+    """Refuse anything but a list of messages with a role and a content, both texts."""
+    if not isinstance(messages, (list, tuple)):
+        raise RequestError(
+            f"chat: messages: wrong type: got {type(messages).__name__}, want a list of messages"
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f"chat: message {index}: got {shown(message)}, want role and content"
+            )
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise RequestError(
+                    f"chat: message {index}: '{key}': got {shown(message.get(key))}, want text"
+                )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tilewright.runtime.errors import RequestError
-from tilewright.runtime.params import SamplingParams
+from tilewright.runtime.params import SamplingParams, shown
 from tilewright.runtime.snapshot import Snapshot
 
 
@@ -27,6 +27,21 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+MAX_ID_CHARS = 256
+
+
+def checked_id(request_id: object) -> str:
+    """Return a request's id; raise RequestError for anything but a text that fits in a message."""
+    if not isinstance(request_id, str) or not request_id:
+        raise RequestError(f"request id: got {shown(request_id)}, want a non-empty text")
+    if len(request_id) > MAX_ID_CHARS:
+        raise RequestError(
+            f"request id: is too long: got {len(request_id)} characters, want at most "
+            f"{MAX_ID_CHARS}"
+        )
+    return request_id
 
 
 # Compared by identity: two requests with equal fields are still two sequences.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tilewright.runtime.choose import Question
+from tilewright.runtime.choose import Chooser, Question
 from tilewright.runtime.detokenize import Detokenizer, StopMatcher
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.outputs import SampleOutput, StreamEvent
@@ -18,6 +20,15 @@ from tilewright.runtime.sample_logits import SampleRules
 from tilewright.runtime.sampler import SampledToken
 
 Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PromptRow:
+    """What was read at a position of a prompt: its logits, the score of the token after it."""
+
+    position: int
+    logits: Logits | None
+    scored: SampledToken | None
 
 
 class Sample:
@@ -44,19 +55,31 @@ class Sample:
         self._num_seen = [0, 0, 0]  # pieces of text, tokens, log-probabilities already streamed
         self._closed = False
 
-    def take_prompt_row(
-        self, position: int, logits: Callable[[], Logits], score: Callable[[int, int], SampledToken]
-    ) -> None:
-        """Keep what a prompt row's logits were wanted for: themselves, or the next token's score.
-
-        `score` is given a token id and how many of the most likely ones are wanted.
-        """
-        if self.logits is not None:
-            self.logits.append(logits())
-        wanted = self.rules.params.prompt_logprobs
+    def read_prompt_row(
+        self, position: int, chooser: Chooser, outputs: Mapping[str, Any], row: int
+    ) -> PromptRow:
+        """Read what a prompt row's logits are wanted for: themselves, or the next token's score."""
+        logits = chooser.logits(outputs, row) if self.logits is not None else None
+        wanted, scored = self.rules.params.prompt_logprobs, None
         if wanted is not None and position + 1 < len(self.request.prompt_ids):
             token_id = self.request.prompt_ids[position + 1]
-            self.prompt_logprobs.append(score(token_id, wanted))
+            scored = chooser.score(outputs, row, token_id, wanted)
+        return PromptRow(position, logits, scored)
+
+    def take_prompt_row(self, read: PromptRow) -> bool:
+        """Keep what was read of a prompt row; False if it ends this sample with an error."""
+        if self.logits is not None and read.logits is not None:
+            self.logits.append(read.logits)
+        if read.scored is None:
+            return True
+        if read.scored.logprob != read.scored.logprob:  # only NaN differs from itself
+            self.error = (
+                f"request '{self.request.id}': logits 'position {read.position + 1}': not finite: "
+                "got no log-probability for the prompt's token, want numbers or -inf"
+            )
+            return False
+        self.prompt_logprobs.append(read.scored)
+        return True
 
     def question(self, row: int) -> Question:
         """Return what is to be decided in a row of a step's logits."""

@@ -57,6 +57,10 @@ class Scheduler:
         """Whether `schedule` would return a batch."""
         return bool(self._live)
 
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request of this id waits or runs."""
+        return request_id in self._live
+
     def add(self, *samples: Request) -> None:
         """Queue the samples of one request, all or none.
 
@@ -151,6 +155,14 @@ class Scheduler:
                 self.finish(request, reason)
                 finished.append(request)
         return tuple(finished)
+
+    def withdraw(self, batch: Batch) -> None:
+        """Forget a batch that was not computed; `schedule` cuts the same positions again.
+
+        Writing a position once more writes the same, so it does not matter how far a step came.
+        """
+        if self._in_flight is batch:
+            self._in_flight = None
 
     def _check_fits(self, request: Request) -> None:
         """Refuse what the empty cache could not hold to its last token."""

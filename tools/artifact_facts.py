@@ -190,6 +190,7 @@ def summary_facts(manifest: Manifest) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "mode": manifest.mode,
         "invariance": manifest.invariance,
+        "schedules": manifest.compile_config.get("schedules", "unknown"),
         "numerics_digest": manifest.numerics_digest,
         "weights_bytes": manifest.weights_bytes,
         "weights_digest": manifest.weights_digest,

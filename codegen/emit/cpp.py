@@ -32,6 +32,7 @@ from tilewright.codegen.emit.cpp_types import PACKED, panel_format, storage
 from tilewright.codegen.emit.row_calls import row_headers
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
@@ -192,23 +193,6 @@ def _prologue(spec: KernelSpec, activation: str, rows: Dim) -> tuple[str, str]:
         text = RowPrinter(body, before, rows, sinks, spec.numerics.lanes).text()
     head = "static inline void prologue(const Args& args, int64_t row, float* __restrict a) {"
     return f"{head}\n{text}\n}}", ""
-
-
-def sections_of(body: Graph, anchors: list[Node]) -> list[list[Node]]:
-    """Anchors whose results meet in an epilogue share a section: their panels are walked
-    together."""
-    before = set(ancestors(body, anchors[0].inputs[0]))
-    part = {n.name: i for i, n in enumerate(anchors)}
-    for node in body.nodes:
-        if node.name in part or node.name in before:
-            continue
-        joined = sorted({part[i] for i in node.inputs if i in part})
-        for name, index in part.items():
-            if index in joined:
-                part[name] = joined[0]
-        part[node.name] = joined[0]
-    order = list(dict.fromkeys(part[a.name] for a in anchors))
-    return [[n for n in body.nodes if part.get(n.name) == i] for i in order]
 
 
 def _section(spec: KernelSpec, nodes: list[Node], rows: Dim) -> Mapping[str, Any]:

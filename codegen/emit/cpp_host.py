@@ -26,8 +26,10 @@ def cpp_extent(tree: DimJson) -> str:
             return "(" + " * ".join(texts) + ")"
         case "ceildiv":
             return f"(({texts[0]} + {texts[1]} - 1) / {texts[1]})"
+        case "min" if len(texts) == 2:
+            return f"({texts[0]} < {texts[1]} ? {texts[0]} : {texts[1]})"
         case _:
-            raise LowerError(f"extent '{tree}': has no C++ form: want +, *, ceildiv")
+            raise LowerError(f"extent '{tree}': has no C++ form: want +, *, ceildiv, min of two")
 
 
 def opening(spec: KernelSpec) -> list[str]:

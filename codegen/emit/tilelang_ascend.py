@@ -12,10 +12,11 @@ from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.ascendc import row_program
 from tilewright.codegen.emit.ascendc_host import Launch, entry
-from tilewright.codegen.emit.cpp import environment, sections_of
+from tilewright.codegen.emit.cpp import environment
 from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import prelude, print_scalar
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate

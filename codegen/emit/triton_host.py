@@ -15,15 +15,16 @@ from tilewright.codegen.emit.cpp_host import (
     workspace_check,
 )
 from tilewright.codegen.emit.cpp_types import PACKED, storage
-from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_values import triton_type
-from tilewright.codegen.pack_gpu import block_layout, sections
+from tilewright.codegen.emit.triton_weights import packed_sections
+from tilewright.codegen.pack_gpu import packed_bytes
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.dims import DimJson
-from tilewright.graph.types import BlockFormat
+from tilewright.graph.types import U8, BlockFormat
 
-_POINTERS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
-_SCALES = {"<f2": "fp16", "<f4": "fp32"}
+_POINTERS = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "uint8": "u8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,8 @@ def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
         if not isinstance(type_.dtype, BlockFormat):
             found.append(Pointer(name, name, _POINTERS[triton_type(type_.dtype)]))
             continue
-        layout = block_layout(type_.dtype.name)
-        places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
-        scale = _SCALES[layout.scale]
-        found.append(Pointer(name, name, "u8"))
-        found.append(Pointer(f"{name}_d", name, scale, places.scales))
-        if layout.has_min:
-            found.append(Pointer(f"{name}_m", name, scale, places.minima))
+        for pointer, dtype, offset in packed_sections(name, type_):
+            found.append(Pointer(pointer, name, dtype, offset))
     return tuple(found)
 
 
@@ -107,9 +103,9 @@ def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) ->
 def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
     type_ = spec.stored_type(name)
     if not isinstance(type_.dtype, BlockFormat):
-        return tensor_checks(name, position, storage(type_.dtype), type_.shape)
-    places = sections(type_.dtype.name, *(constant(d) for d in type_.shape))
-    return tensor_checks(name, position, PACKED, (places.end,))
+        stored = PACKED if type_.dtype == U8 else storage(type_.dtype)
+        return tensor_checks(name, position, stored, type_.shape)
+    return tensor_checks(name, position, PACKED, (packed_bytes(type_),))
 
 
 def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:

@@ -1,92 +1,41 @@
-"""Prints a row program in Triton: one program per row. Reductions name their lanes and their tree,
-so that neither warps nor the compiler's layout can change a bit.
+"""Prints a row program in Triton: one program for each row, or several that share its results.
+
+Every value is computed block by block along the last axis; what several results need of one block
+is computed once and stays in registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 
-from tilewright.codegen.emit.shapes import inner_shape
-from tilewright.codegen.emit.triton_values import (
+from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.emit.triton_calls import ROUTINES, Call, Text, evaluations
+from tilewright.codegen.emit.triton_parts import Part, ancestors_inside, depth, parts_of
+from tilewright.codegen.emit.triton_places import (
     ZERO,
     Index,
-    Scope,
-    Values,
+    at,
     joined_masks,
     linear,
-    triton_type,
+    power_of_two,
+    unravel,
 )
+from tilewright.codegen.emit.triton_quant import packed_store, quantise
+from tilewright.codegen.emit.triton_reduce import FRAME, UNROLLED, reduction
+from tilewright.codegen.emit.triton_select import select
+from tilewright.codegen.emit.triton_values import Scope, Values, memory_type
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.types import BlockFormat, ElementType
 
-BLOCK = 4096  # elements of a row that one pass holds
-FRAME = 16384  # elements of a two-axis block
-UNROLLED = 8  # passes of a reduction that are written out
-_SELECT_BLOCK = 4096
-_MAX_TOP_K_WIDTH = 16384
+BLOCK = 2048  # elements of a line that one block holds where nothing is reduced
+_UNROLLED_LINES = 16
 
-
-def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Positions over an inner shape: statements that declare them, and the loop they stand in."""
-
-    index: tuple[Index, ...]
-    lines: tuple[str, ...]
-    loop: str = ""
-
-
-def rows_of(outer: Sequence[int], last: Index) -> tuple[tuple[Index, ...], list[str], int]:
-    """Positions of the leading axes as a column, the statements, and the padded count."""
-    count = 1
-    for extent in outer:
-        count *= extent
-    if count == 1:
-        return (ZERO,) * len(outer), [], 1
-    padded = power_of_two(count)
-    name = "o" + "_".join(map(str, outer))
-    lines = [f"{name} = tl.arange(0, {padded})[:, None]"]
-    mask = f"{name} < {count}" if padded != count else ""
-    found, stride = [], 1
-    for axis, extent in reversed(list(enumerate(outer))):
-        text = name if stride == 1 else f"({name} // {stride})"
-        if any(e != 1 for e in outer[:axis]):
-            text = f"({text} % {extent})"
-        found.append(ZERO if extent == 1 else Index(text, mask))
-        stride *= extent
-    return tuple(reversed(found)), lines, padded
-
-
-def frame(shape: tuple[int, ...]) -> Frame:
-    """Return positions over all elements of an inner shape."""
-    if not shape:
-        return Frame((), ())
-    *outer, width = shape
-    index, lines, count = rows_of(outer, ZERO)
-    if width == 1:
-        return Frame((*index, ZERO), tuple(lines))
-    name, padded = "j" + "_".join(map(str, shape)), power_of_two(width)
-    across = "[None, :]" if count > 1 else ""
-    if count * padded > FRAME:
-        raise LowerError(
-            f"row kernel: shape {shape} is too large for one block: want {FRAME} elements"
-        )
-    if count == 1 and padded > BLOCK:
-        lines += [f"{name} = base + tl.arange(0, {BLOCK})"]
-        ragged = width % BLOCK != 0
-        loop = f"for base in range(0, {width}, {BLOCK}):"
-        return Frame((*index, Index(name, f"{name} < {width}" if ragged else "")), tuple(lines),
-                     loop)  # fmt: skip
-    lines.append(f"{name} = tl.arange(0, {padded}){across}")
-    mask = f"{name} < {width}" if padded != width else ""
-    return Frame((*index, Index(name, mask)), tuple(lines))
+__all__ = ["RowPrinter", "power_of_two"]
 
 
 class RowPrinter:
@@ -106,183 +55,206 @@ class RowPrinter:
     ) -> None:
         self.body, self.sinks, self.lanes = body, sinks, lanes
         self.row = Index(row, block=False)
-        self.values = Values(body, names, rows, self.row, {})
-        self.scope = Scope()
+        calls = evaluations({**ROUTINES, **self._own_routines()})
+        self.values = Values(body, names, rows, self.row, {}, calls)
+        self.parts = parts_of(self.values, self._results())
+
+    def _own_routines(self) -> Mapping[str, Text]:
+        def reduce(c: Call) -> str:
+            return reduction(c, self.lanes)
+
+        return {"reduce_sum": reduce, "reduce_max": reduce, "quantise": quantise}
+
+    def _results(self) -> list[str]:
+        """Nodes that leave the program, those behind most reductions first."""
+        nodes = self.values.inside.values()
+        found = [n.name for n in nodes if n.name in self.sinks or _is(n, Kind.STORE)]
+        before = depth(self.values)
+        return sorted(found, key=lambda name: -before[name])
+
+    @property
+    def programs(self) -> int:
+        """Programs of one row: the extent of the grid's second axis."""
+        return sum(part.programs for part in self.parts)
 
     def text(self) -> list[str]:
         """Return the statements of the program."""
-        stores: dict[tuple[int, ...], list[Node]] = {}
-        for node in self.values.inside.values():
-            kind = op_def(node.op).kind
-            if kind is Kind.REDUCE:
-                self._reduce(node)
-            elif kind is Kind.SELECT:
-                self._select(node)
-                continue
-            if node.name in self.sinks or kind is Kind.STORE:
-                stores.setdefault(self.values.shape_of(node), []).append(node)
-        for shape, nodes in stores.items():
-            self._store_all(shape, nodes)
-        return self.scope.lines
+        lines, start = ["part = tl.program_id(1)"][: self.programs - 1], 0
+        if len(self.parts) == 1:
+            return lines + self._part(self.parts[0], 0)
+        for part in self.parts:
+            word, start_here = "elif" if start else "if", start
+            start += part.programs
+            head = f"{word} part < {start}:" if start < self.programs else "else:"
+            lines += [head, *("    " + line for line in self._part(part, start_here))]
+        return lines
 
-    def _store_all(self, shape: tuple[int, ...], nodes: Iterable[Node]) -> None:
-        """Compute and store every node of one inner shape, in one pass over its elements."""
-        place = frame(shape)
-        scope = self.scope.child() if place.loop else self.scope
-        scope.lines += place.lines
+    def _part(self, part: Part, start: int) -> list[str]:
+        """One part; its first program is number `start` of the row."""
+        scope = Scope()
+        if not part.guard:
+            self._results_of(scope, part, start)
+            return scope.lines
+        slots = [self.values.operand(scope, slot, (), 1, self.row) for slot in part.guard]
+        inner = scope.child()
+        self._results_of(inner, part, start)
+        condition = " | ".join(f"({slot} >= 0)" for slot in slots)
+        return [*scope.lines, f"if {condition}:", *("    " + line for line in inner.lines)]
+
+    def _results_of(self, scope: Scope, part: Part, start: int) -> None:
+        """Evaluate every block of every result. A value is stored as soon as it is known, so that
+        it need not be kept for that."""
+        nodes = [self.values.inside[name] for name in reversed(part.sinks)]
+        outer = self._lines(scope, part, start)
+        waiting: dict[tuple[str, ...], tuple[Node, tuple[Index, ...]]] = {}
+        stores: list[tuple[Node, tuple[Index, ...]]] = []
         for node in nodes:
-            if op_def(node.op).kind is Kind.STORE:
-                self._append(scope, node, place.index)
-            else:
-                value = self.values.node(scope, node.name, place.index, self.row)
-                scope.lines.append(self._store(node, value, linear(place.index, shape)))
-        if place.loop:
-            self.scope.lines += [place.loop, *("    " + line for line in scope.lines)]
+            if _is(node, Kind.SELECT):
+                continue
+            for index in self._blocks(scope, part, node, outer):
+                if _is(node, Kind.STORE):
+                    stores.append((node, index))
+                else:
+                    waiting[node.name, *(i.text for i in index)] = node, index
 
-    def _store(self, node: Node, value: str, offset: Index) -> str:
-        size = 1
-        for extent in self.values.shape_of(node):
-            size *= extent
-        at = f"{self.row.text} * {size} + {offset.text}"
+        def store(where: Scope, key: tuple[str, ...], value: str) -> None:
+            if key in waiting:
+                node, index = waiting.pop(key)
+                where.lines.append(self._store(node, value, index))
+
+        self.values.stores = store
+        for node, index in list(waiting.values()):
+            value = self.values.node(scope, node.name, index, self.row)
+            store(scope, (node.name, *(i.text for i in index)), value)
+        for node, index in stores:
+            self._append(scope, node, index, guarded=part.guard == node.inputs[2:])
+        for node in (n for n in nodes if _is(n, Kind.SELECT)):
+            select(self.values, scope, node, self.sinks[node.name])
+        self.values.stores = None
+
+    def _lines(self, scope: Scope, part: Part, start: int) -> Index | None:
+        """Lines of the spread axes that this program computes."""
+        if not part.outer:
+            return None
+        number = f"(part - {start})" if start else "part"
+        if self.programs == 1:
+            number = "0"
+        count = math.prod(part.outer)
+        if part.lines == 1:
+            return Index(self.values.name(scope, "line", number), block=False)
+        text = f"{number} * {part.lines} + tl.arange(0, {part.lines})[:, None]"
+        name = self.values.name(scope, "line", text)
+        mask = f"{name} < {count}" if count % part.lines else ""
+        return Index(name, mask, size=part.lines)
+
+    def _blocks(
+        self, scope: Scope, part: Part, node: Node, lines: Index | None
+    ) -> list[tuple[Index, ...]]:
+        """Cover the inner shape of a node by blocks, block after block."""
+        shape = self.values.shape_of(node)
+        if not shape:
+            return [()]
+        *outer, width = shape
+        if lines is not None:
+            places = [unravel(lines, tuple(outer))]
+        elif math.prod(outer) <= _UNROLLED_LINES:
+            places = [tuple(map(at, p)) for p in itertools.product(*map(range, outer))]
+        else:
+            places = [self._all_lines(scope, tuple(outer), width)]
+        across = any(i.size > 1 for i in places[0])
+        blocks = self.values.passes(scope, width, self._block(part, width), across=across)
+        return [
+            (*(ZERO if e == 1 else i for i, e in zip(place, outer, strict=True)), block)
+            for block in blocks
+            for place in places
+        ]
+
+    def _all_lines(self, scope: Scope, outer: tuple[int, ...], width: int) -> tuple[Index, ...]:
+        count = math.prod(outer)
+        padded = power_of_two(count)
+        if padded * power_of_two(width) > FRAME:
+            raise LowerError(
+                f"row kernel: shape {(*outer, width)} is too large for one block: "
+                f"want {FRAME} elements"
+            )
+        name = self.values.name(scope, "line", f"tl.arange(0, {padded})[:, None]")
+        return unravel(Index(name, f"{name} < {count}" if padded != count else "", size=padded),
+                       outer)  # fmt: skip
+
+    def _block(self, part: Part, width: int) -> int:
+        """Elements of a block: the lanes of the reductions, so that both walk the same blocks; else
+        many, but few that do not exist."""
+        needed = [n for name in part.sinks for n in ancestors_inside(self.values, name)]
+        if any(_is(n, Kind.REDUCE) for n in needed) and width <= UNROLLED * self.lanes:
+            return min(self.lanes, power_of_two(width))
+        sizes = [BLOCK >> i for i in range(5)]
+        fitting = [s for s in sizes if -(-width // s) * s * 8 <= width * 9]
+        return min(power_of_two(width), fitting[0] if fitting else sizes[-1])
+
+    # --- stores ---------------------------------------------------------------------------------
+
+    def _store(self, node: Node, value: str, index: tuple[Index, ...]) -> str:
+        shape = self.values.shape_of(node)
+        offset = linear(index, shape)
+        at_ = f"{self.row.text} * {math.prod(shape)} + {offset.text}"
         mask = f", mask={offset.mask}" if offset.mask else ""
-        dtype = triton_type(node.type.dtype)
-        narrowed = value if dtype == "float32" else f"{value}.to(tl.{dtype})"
-        return f"tl.store({self.sinks[node.name]} + {at}, {narrowed}{mask})"
+        dtype = memory_type(node.type.dtype)
+        narrowed = value if dtype in ("float32", "int32") else f"{value}.to(tl.{dtype})"
+        return f"tl.store({self.sinks[node.name]} + {at_}, {narrowed}{mask})"
 
-    def _append(self, scope: Scope, node: Node, index: tuple[Index, ...]) -> None:
-        """Store an entry in its slot of [blocks, heads, block_size, width]; slot -1 is skipped."""
+    def _append(self, scope: Scope, node: Node, index: tuple[Index, ...], *, guarded: bool) -> None:
+        """Store one block of an entry in its slot; slot -1 stores nothing."""
         cache, x, slots = node.inputs
+        found = self.values.operand(scope, slots, (), 1, self.row)
+        slot = self.values.once(scope, (slots, "slot"), "slot", f"{found}.to(tl.int64)")
+        inner = scope if guarded else scope.child()
+        if node.op == "append_rows":
+            lines = self._append_row(inner, node, slot, index)
+        else:
+            lines = [self._append_heads(inner, node, slot, index)]
+        if guarded:
+            scope.lines += lines
+        else:
+            everything = [*inner.lines, *lines]
+            scope.lines += [f"if {slot} >= 0:", *("    " + line for line in everything)]
+
+    def _append_row(
+        self, scope: Scope, node: Node, slot: str, index: tuple[Index, ...]
+    ) -> list[str]:
+        """States [pages, entries, width], plain or packed."""
+        cache, x, _ = node.inputs
+        state = self.body.type_of(cache)
+        width = constant(state.shape[2])
+        if not isinstance(state.dtype, BlockFormat):
+            value = self.values.operand(scope, x, index, 2, self.row)
+            return [_plain_store(cache, f"{slot} * {width}", index[-1], value, state.dtype)]
+        source = self.values.inside.get(x)
+        if source is None or source.op != "quantise":
+            # What was quantised before is packed by the same rule: its values are kept exactly.
+            source = Node(node.name, "quantise", (x,), (), self.body.type_of(x))
+        call = Call(self.values, scope, source, index, self.row)
+        return packed_store(call, f"{cache} + {slot} * {state.dtype.row_bytes(width)}")
+
+    def _append_heads(
+        self, scope: Scope, node: Node, slot: str, index: tuple[Index, ...]
+    ) -> str:
+        """Caches [blocks, heads, block_size, width]."""
+        cache, x, _ = node.inputs
         _, heads, block_size, width = self.body.type_of(cache).shape
         value = self.values.operand(scope, x, index, 3, self.row)
-        key = (slots, "slot")
-        if key not in scope.done:
-            scope.done[key] = self.values.name(
-                scope, "slot", f"tl.load({slots} + {self.row.text}).to(tl.int64)"
-            )
-        slot = scope.done[key]
         head, last = index
         block = f"(({slot} // {block_size}) * {heads} + {head.text}) * {block_size}"
-        at = f"({block} + {slot} % {block_size}) * {width} + {last.text}"
-        mask = joined_masks([head, last])
-        dtype = triton_type(self.body.type_of(x).dtype)
-        tail = f", mask={mask}" if mask else ""
-        scope.lines += [
-            f"if {slot} >= 0:",
-            f"    tl.store({cache} + {at}, {value}.to(tl.{dtype}){tail})",
-        ]
+        place = f"({block} + {slot} % {block_size}) * {width}"
+        last = Index(last.text, joined_masks([head, last]))
+        return _plain_store(cache, place, last, value, self.body.type_of(x).dtype)
 
-    def _reduce(self, node: Node) -> None:
-        """Fixed lanes, each summed in order, then a fixed tree."""
-        type_ = self.body.type_of(node.inputs[0])
-        *outer, width = inner_shape(type_, type_.rank, self.values.rows)
-        lanes = min(self.lanes, power_of_two(width))
-        index, lines, count = rows_of(outer, ZERO)
-        if count * lanes > FRAME:
-            raise LowerError(f"reduction '{node.name}': {outer} rows of a row are too many")
-        self.scope.lines += lines
-        sum_ = node.op == "reduce_sum"
-        start = "0.0" if sum_ else "float('-inf')"
-        shape = f"({count}, {lanes})" if count > 1 else f"({lanes},)"
-        filled = f"tl.full({shape}, {start}, tl.float32)"
-        total = self.values.name(self.scope, f"lanes_{node.name}", filled)
-        scope = self.scope.child()
-        across = "[None, :]" if count > 1 else ""
-        scope.lines.append(f"j = base + tl.arange(0, {lanes}){across}")
-        ragged = width % lanes != 0
-        last = Index("j", f"j < {width}" if ragged else "")
-        value = self.values.operand(scope, node.inputs[0], (*index, last), type_.rank, self.row)
-        step = f"{total} + {value}" if sum_ else f"tw_max({total}, {value})"
-        kept = f"tl.where({last.mask}, {step}, {total})" if ragged else step
-        scope.lines.append(f"{total} = {kept}")
-        passes = -(-width // lanes)
-        if passes == 1:
-            self.scope.lines += ["base = 0", *scope.lines]
-        else:
-            loop = "tl.static_range" if passes <= UNROLLED else "range"
-            self.scope.lines += [
-                f"for base in {loop}(0, {width}, {lanes}):",
-                *("    " + line for line in scope.lines),
-            ]
-        self._tree(node, total, count, lanes, sum_)
-        self.values.reduced[node.name] = total, tuple(i.text for i in index) if count > 1 else ()
 
-    def _tree(self, node: Node, total: str, count: int, lanes: int, sum_: bool) -> None:
-        """Add halves until one lane is left; an addition of two has no order to choose."""
-        while lanes > 1:
-            lanes //= 2
-            if count > 1:
-                shape, axis = f"({count}, 2, {lanes})", 1
-            else:
-                shape, axis = f"(2, {lanes})", 0
-            if lanes == 1:
-                shape, axis = (f"({count}, 2)", 1) if count > 1 else ("(2,)", 0)
-            halves = f"tl.reshape({total}, {shape})"
-            folded = (
-                f"tl.sum({halves}, axis={axis})"
-                if sum_
-                else f"tl.reduce({halves}, {axis}, tw_max)"
-            )
-            self.scope.lines.append(f"{total} = {folded}")
-        if count > 1:
-            self.scope.lines.append(f"{total} = tl.reshape({total}, ({count}, 1))")
+def _plain_store(cache: str, place: str, last: Index, value: str, dtype: ElementType) -> str:
+    kind = memory_type(dtype)
+    narrowed = value if kind in ("float32", "int32") else f"{value}.to(tl.{kind})"
+    mask = f", mask={last.mask}" if last.mask else ""
+    return f"tl.store({cache} + {place} + {last.text}, {narrowed}{mask})"
 
-    def _select(self, node: Node) -> None:
-        """Positions or values of the largest entries: exact, so no order is to be fixed."""
-        type_ = self.body.type_of(node.inputs[0])
-        *outer, width = inner_shape(type_, type_.rank, self.values.rows)
-        if any(e != 1 for e in outer):
-            raise LowerError(f"{node.op} '{node.name}': got {outer} rows in a row, want one")
-        if node.name not in self.sinks:
-            raise LowerError(f"{node.op} '{node.name}': is used in its own kernel: want an output")
-        if node.op == "argmax":
-            self._argmax(node, len(outer), width, type_.rank)
-        else:
-            self._top_k(node, len(outer), width, type_.rank)
 
-    def _argmax(self, node: Node, outer: int, width: int, rank: int) -> None:
-        block = min(_SELECT_BLOCK, power_of_two(width))
-        scope = self.scope.child()
-        scope.lines.append(f"j = base + tl.arange(0, {block})")
-        last = Index("j", f"j < {width}")
-        index = (*(ZERO,) * outer, last)
-        value = self.values.operand(scope, node.inputs[0], index, rank, self.row)
-        scope.lines += [
-            f"shown = tl.where(j < {width}, {value}, float('-inf'))",
-            "bad = tl.maximum(bad, tl.max((shown != shown).to(tl.int32), axis=0))",
-            "top = tl.max(shown, axis=0)",
-            f"at = tl.min(tl.where((shown == top) & (j < {width}), j, {width}), axis=0)",
-            "place = tl.where(top > best, at, place)",
-            "best = tl.where(top > best, top, best)",
-        ]
-        self.scope.lines += [
-            "bad = tl.full([], 0, tl.int32)",
-            "place = tl.full([], 0, tl.int32)",
-            "best = tl.full([], float('-inf'), tl.float32)",
-            f"for base in range(0, {width}, {block}):",
-            *("    " + line for line in scope.lines),
-            f"tl.store({self.sinks[node.name]} + {self.row.text}, tl.where(bad > 0, 0, place))",
-        ]
-
-    def _top_k(self, node: Node, outer: int, width: int, rank: int) -> None:
-        """Take the largest k times; keys order like entries, NaN above all, zeros equal."""
-        padded, k = power_of_two(width), int(str(node.attr["k"]))
-        if padded > _MAX_TOP_K_WIDTH:
-            raise LowerError(
-                f"{node.op} '{node.name}': row too long: got {width}, want {_MAX_TOP_K_WIDTH}"
-            )
-        scope = self.scope
-        j = f"k{width}"
-        scope.lines.append(f"{j} = tl.arange(0, {padded})")
-        last = Index(j, f"{j} < {width}" if padded != width else "")
-        index = (*(ZERO,) * outer, last)
-        value = self.values.operand(scope, node.inputs[0], index, rank, self.row)
-        result = "at" if node.op == "top_k_indices" else "tw_key_value(top)"
-        scope.lines += [
-            f"key = tw_order_key({value})",
-            f"alive = {j} < {width}",
-            f"for taken in range(0, {k}):",
-            "    top = tl.max(tl.where(alive, key, -2147483648), axis=0)",
-            f"    at = tl.min(tl.where(alive & (key == top), {j}, {padded}), axis=0)",
-            f"    tl.store({self.sinks[node.name]} + {self.row.text} * {k} + taken, {result})",
-            f"    alive = alive & ({j} != at)",
-        ]
+def _is(node: Node, *kinds: Kind) -> bool:
+    return op_def(node.op).kind in kinds

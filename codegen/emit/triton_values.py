@@ -7,13 +7,26 @@ with the parentheses of the scalar tree; nothing is regrouped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
+from tilewright.codegen.emit.triton_places import (
+    ZERO,
+    Index,
+    at,
+    block_form,
+    joined_masks,
+    linear,
+    load,
+    power_of_two,
+    unravel,
+    whole,
+)
 from tilewright.codegen.expr import print_scalar
-from tilewright.codegen.pack_gpu import ROWS, block_layout
+from tilewright.codegen.pack_gpu import ROWS, block_layout, lies_as_rows
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim
 from tilewright.graph.errors import LowerError
@@ -22,19 +35,11 @@ from tilewright.graph.ops.layout import VIEWS
 from tilewright.graph.scalar import Var
 from tilewright.graph.types import BlockFormat, DType, ElementType
 
-TYPES: Mapping[str, str] = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32"}
+__all__ = ["Index", "Scope", "Values", "memory_type", "triton_type"]
 
-
-@dataclass(frozen=True)
-class Index:
-    """Positions along one axis: text, the condition under which they exist, whether a block."""
-
-    text: str
-    mask: str = ""
-    block: bool = True
-
-
-ZERO = Index("0", block=False)
+TYPES: Mapping[str, str] = {
+    "f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "u8": "uint8",
+}  # fmt: skip
 
 
 def triton_type(dtype: ElementType) -> str:
@@ -44,38 +49,10 @@ def triton_type(dtype: ElementType) -> str:
     return TYPES[dtype.name]
 
 
-def joined_masks(parts: Iterable[Index]) -> str:
-    """Return the condition under which all of these positions exist; empty for always."""
-    return " & ".join(dict.fromkeys(f"({p.mask})" for p in parts if p.mask))
-
-
-def linear(index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
-    """Row-major offset of an index; axes of extent 1 count as position 0."""
-    terms, used, stride = [], [], 1
-    for part, extent in zip(reversed(index), reversed(shape), strict=True):
-        if extent != 1:
-            terms.append(part.text if stride == 1 else f"{part.text} * {stride}")
-            used.append(part)
-        stride *= extent
-    text = " + ".join(reversed(terms)) or "0"
-    mask = joined_masks(reversed(used))
-    return Index(f"({text})" if len(terms) > 1 else text, mask, any(p.block for p in used))
-
-
-def unravel(offset: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """Invert `linear`."""
-    found, stride = [], 1
-    outermost = next((axis for axis, extent in enumerate(shape) if extent != 1), 0)
-    for axis, extent in reversed(list(enumerate(shape))):
-        if extent == 1:
-            found.append(ZERO)
-            continue
-        text = offset.text if stride == 1 else f"({offset.text} // {stride})"
-        if axis != outermost:
-            text = f"({text} % {extent})"
-        found.append(Index(text, offset.mask, offset.block))
-        stride *= extent
-    return tuple(reversed(found))
+def memory_type(dtype: ElementType) -> str:
+    """Return the name of the type that a computed value has in memory: quantised values are bf16,
+    which holds them exactly."""
+    return "bfloat16" if isinstance(dtype, BlockFormat) else triton_type(dtype)
 
 
 @dataclass
@@ -90,24 +67,40 @@ class Scope:
         return Scope([], dict(self.done))
 
 
+Evaluate: TypeAlias = "Callable[[Values, Scope, Node, tuple[Index, ...], Index], str]"
+Store: TypeAlias = "Callable[[Scope, tuple[str, ...], str], None]"
+
+
 class Values:
-    """Evaluates nodes of one body for the row(s) `row`. `known` gives texts of finished nodes."""
+    """Evaluates nodes of one body for the row(s) `row`. `known` gives texts of finished nodes.
+
+    `calls` evaluate the ops that are neither elementwise nor moves; `stores` is told of every value
+    of a node inside, by its name and index, when it is first named.
+    """
 
     def __init__(
-        self, body: Graph, names: Iterable[str], rows: Dim, row: Index, known: Mapping[str, str]
+        self,
+        body: Graph,
+        names: Iterable[str],
+        rows: Dim,
+        row: Index,
+        known: Mapping[str, str],
+        calls: Mapping[str, Evaluate] | None = None,
     ) -> None:
         self.body, self.rows, self.row = body, rows, row
         self.inside = {n: body.node[n] for n in names}
         self.known = dict(known)
         self.matrices = matrix_weights(body)
-        self.reduced: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.calls = calls or {}
+        self.stores: Store | None = None
         self._count = 0
 
     def shape_of(self, node: Node) -> tuple[int, ...]:
         """Inner shape of a node; a store walks its entries."""
+        type_ = node.type
         if op_def(node.op).kind is Kind.STORE:
-            return inner_shape(self.body.type_of(node.inputs[1]), 3, self.rows)
-        return inner_shape(node.type, node.type.rank, self.rows)
+            type_ = self.body.type_of(node.inputs[1])
+        return inner_shape(type_, type_.rank, self.rows)
 
     def name(self, scope: Scope, stem: str, text: str) -> str:
         """Assign a text to a fresh variable."""
@@ -116,6 +109,31 @@ class Values:
         scope.lines.append(f"{variable} = {text}")
         return variable
 
+    def once(self, scope: Scope, key: tuple[str, ...], stem: str, text: str) -> str:
+        """Assign a text to a variable unless this scope has done so under this key."""
+        if key not in scope.done:
+            scope.done[key] = self.name(scope, stem, text)
+        return scope.done[key]
+
+    def passes(
+        self, scope: Scope, width: int, most: int, *, across: bool
+    ) -> tuple[Index, ...]:
+        """Cover an axis by blocks of neighbours, a power of two and at most `most` each; `across`
+        lines of a two-axis block."""
+        if width == 1:
+            return (ZERO,)
+        size, found = min(power_of_two(width), power_of_two(most)), []
+        suffix = "[None, :]" if across else ""
+        first = self.once(
+            scope, ("pass", suffix, str(size), "0"), "j", f"tl.arange(0, {size}){suffix}"
+        )
+        for base in range(0, width, size):
+            key = ("pass", suffix, str(size), str(base))
+            text = self.once(scope, key, "j", f"{first} + {base}") if base else first
+            mask = f"{text} < {width}" if base + size > width else ""
+            found.append(Index(text, mask, base=base, size=size))
+        return tuple(found)
+
     def node(self, scope: Scope, name: str, index: tuple[Index, ...], row: Index) -> str:
         """Return the variable of a node inside at an index over its own inner shape."""
         if name in self.known:
@@ -123,34 +141,25 @@ class Values:
         node = self.inside[name]
         shape = self.shape_of(node)
         index = tuple(ZERO if extent == 1 else i for i, extent in zip(index, shape, strict=True))
-        if name in self.reduced:
-            return self._reduced(name, index)
         if node.op in VIEWS:
             return self._view(scope, node, index, row)
         key = (name, row.text, *(i.text for i in index))
         if key not in scope.done:
-            scope.done[key] = self.name(scope, name, self._expression(scope, node, index, row))
+            text = self._expression(scope, node, index, row)
+            scope.done[key] = text if text.isidentifier() else self.name(scope, name, text)
+            if self.stores is not None and row == self.row:
+                self.stores(scope, (name, *key[2:]), scope.done[key])
         return scope.done[key]
-
-    def _reduced(self, name: str, index: tuple[Index, ...]) -> str:
-        text, outer = self.reduced[name]
-        if outer and outer != tuple(i.text for i in index[:-1]):
-            raise LowerError(
-                f"reduction '{name}': is read along other axes: got {index}, want {outer}"
-            )
-        return text
 
     def _view(self, scope: Scope, node: Node, index: tuple[Index, ...], row: Index) -> str:
         source = node.inputs[0]
-        shape = self._operand_shape(source)
-        offset = linear(index, self.shape_of(node))
-        kept = [i for i in index if i != ZERO]
-        same = [e for e in shape if e != 1] == [e for e in self.shape_of(node) if e != 1]
-        if same:
+        shape, mine = self._operand_shape(source), self.shape_of(node)
+        kept = [i for i, extent in zip(index, mine, strict=True) if extent != 1]
+        if [e for e in shape if e != 1] == [e for e in mine if e != 1]:
             rest = iter(kept)
             moved = tuple(ZERO if e == 1 else next(rest) for e in shape)
         else:
-            moved = unravel(offset, shape)
+            moved = unravel(linear(index, mine), shape)
         return self.operand(scope, source, moved, len(shape) + 1, row)
 
     def _operand_shape(self, value: str) -> tuple[int, ...]:
@@ -193,7 +202,7 @@ class Values:
         key = (value, text)
         if key not in scope.done:
             loaded = load(value, text, parts)
-            if type_.dtype.name != "i32" and triton_type(type_.dtype) != "float32":
+            if memory_type(type_.dtype) not in ("int32", "float32"):
                 loaded += ".to(tl.float32)"
             scope.done[key] = self.name(scope, f"load_{value}", loaded)
         return scope.done[key]
@@ -215,36 +224,43 @@ class Values:
             case "rotate_pairs":
                 return self._rotated(scope, node, index, row)
             case "slice_last":
-                last = index[-1]
-                moved = Index(f"({last.text} + {node.attr['start']})", last.mask, last.block)
-                return self.operand(scope, source, (*index[:-1], moved), rank, row)
+                return self.operand(scope, source, (*index[:-1], _moved(node, index)), rank, row)
             case "gather_rows":
-                chosen = self.gathered_row(scope, node.inputs[1], row)
+                chosen = self._chosen_row(scope, node.inputs[1], (), row)
                 return self.operand(scope, source, index, rank, chosen, other_rows=True)
             case "embedding":
                 return self._table_row(scope, node, index, row)
+            case _ if node.op in self.calls:
+                return self.calls[node.op](self, scope, node, index, row)
             case _:
                 raise LowerError(f"{node.op} '{node.name}': has no Triton row form")
 
-    def gathered_row(self, scope: Scope, rows: str, row: Index) -> Index:
+    def _chosen_row(self, scope: Scope, ids: str, index: tuple[Index, ...], row: Index) -> Index:
         """Return the row that an index tensor chooses."""
-        loaded = load(rows, row.text, [row]) + ".to(tl.int64)"
-        key = (rows, row.text, "row")
-        if key not in scope.done:
-            scope.done[key] = self.name(scope, f"row_{rows}", loaded)
-        return Index(scope.done[key], row.mask, row.block)
+        rank = self.body.type_of(ids).rank
+        found = self.operand(scope, ids, index, rank, row)
+        key = (ids, found, "row")
+        wide = self.once(scope, key, f"row_{ids}", f"{found}.to(tl.int64)")
+        parts = [row, *index]
+        return Index(wide, joined_masks(parts), any(p.block for p in parts))
 
     def _rotated(self, scope: Scope, node: Node, index: tuple[Index, ...], row: Index) -> str:
-        """(a, b) -> (-b, a): read the partner, negated in the first half of a pair."""
+        """(a, b) -> (-b, a). Pairs of neighbours in a block are swapped in registers; else the
+        partner is read, negated in the first half of a pair."""
         last, half = index[-1], self.shape_of(node)[-1] // 2
-        if node.attr["pairing"] == "half":
+        source, rank = node.inputs[0], node.type.rank
+        neighbours = node.attr["pairing"] != "half"
+        if neighbours and last.size > 1 and last.base % 2 == 0 and not row.block:
+            value = self.operand(scope, source, index, rank, row)
+            return f"tw_rotated({whole(value, index)}, {block_form(index)})"
+        if not neighbours:
             first = f"({last.text} < {half})"
             partner = f"tl.where({first}, {last.text} + {half}, {last.text} - {half})"
         else:
             first = f"(({last.text} & 1) == 0)"
             partner = f"({last.text} ^ 1)"
         moved = Index(partner, last.mask, last.block)
-        value = self.operand(scope, node.inputs[0], (*index[:-1], moved), node.type.rank, row)
+        value = self.operand(scope, source, (*index[:-1], moved), rank, row)
         return f"tl.where({first}, -{value}, {value})"
 
     def _table_row(self, scope: Scope, node: Node, index: tuple[Index, ...], row: Index) -> str:
@@ -252,14 +268,20 @@ class Values:
         ids, table = node.inputs
         type_ = self.body.type_of(table)
         count, width = (constant(d) for d in type_.shape)
-        chosen = self.gathered_row(scope, ids, row)
-        ok = self.name(scope, "known", f"({chosen.text} >= 0) & ({chosen.text} < {count})")
-        safe = Index(self.name(scope, "id", f"tl.where({ok}, {chosen.text}, 0)"), row.mask)
-        (last,) = index
-        if isinstance(type_.dtype, BlockFormat):
-            value = self._decoded(scope, table, type_.dtype.name, safe, last, width)
+        *outer, last = index
+        chosen = self._chosen_row(scope, ids, tuple(outer), row)
+        inside = f"({chosen.text} >= 0) & ({chosen.text} < {count})"
+        ok = self.once(scope, (table, chosen.text, "known"), "known", inside)
+        safe = self.once(
+            scope, (table, chosen.text, "id"), "id", f"tl.where({ok}, {chosen.text}, 0)"
+        )
+        place = Index(safe, chosen.mask, chosen.block)
+        if isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype):
+            value = _coded(table, type_.dtype, place, last, width)
+        elif isinstance(type_.dtype, BlockFormat):
+            value = self._decoded(scope, table, type_.dtype.name, place, last, width)
         else:
-            value = load(table, f"{safe.text} * {width} + {last.text}", [row, last])
+            value = load(table, f"{safe} * {width} + {last.text}", [place, last])
             value += ".to(tl.float32)"
         return f"tl.where({ok}, {value}, float('nan'))"
 
@@ -288,9 +310,20 @@ class Values:
             layout.has_min) else value  # fmt: skip
 
 
-def load(pointer: str, offset: str, parts: Iterable[Index]) -> str:
-    """Return a load of the elements that exist; the others read as 0."""
-    parts = list(parts)
-    mask = joined_masks(p for p in parts if p.block)
-    tail = f", mask={mask}, other=0" if mask else ""
-    return f"tl.load({pointer} + {offset}{tail})"
+def _coded(table: str, dtype: BlockFormat, n: Index, k: Index, width: int) -> str:
+    """One element of a row of e4m3 codes, with its scale after them; the product is exact."""
+    row = f"{n.text} * {dtype.row_bytes(width)}"
+    code = load(table, f"{row} + {k.text}", [n, k])
+    scale = load(table, f"{row} + {width} + {k.text} // {dtype.block[1]}", [n, k])
+    return f"(tw_e4m3_value({code}) * tw_power_value({scale}))"
+
+
+def _moved(node: Node, index: tuple[Index, ...]) -> Index:
+    """Where a slice of the last axis reads."""
+    last, start = index[-1], int(str(node.attr["start"]))
+    if last.number is not None:
+        return at(last.number + start)
+    if not start:
+        return last
+    base = last.base + start if last.size else 0
+    return Index(f"({last.text} + {start})", last.mask, last.block, base, last.size)

@@ -9,6 +9,7 @@ from typing import Any
 from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.devices.device import Device
 from tilewright.runtime.errors import ArtifactError, RequestError
+from tilewright.runtime.params import shown
 
 DEVICES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -31,6 +32,8 @@ def open_device(
     if the artifact is for another device.
     """
     target = manifest.target.name
+    if name is not None and not isinstance(name, str):
+        raise RequestError(f"device: got {shown(name)}, want {', '.join(DEVICES)}, cuda:N")
     kind, _, index = (name or _device_of(target)).partition(":")
     if kind not in DEVICES or (index and (kind in ON_CPU or not index.isdecimal())):
         raise RequestError(f"device '{name}': unknown: have {', '.join(DEVICES)}, cuda:N")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tilewright.codegen.target import KernelTemplate, Target
 from tilewright.graph.errors import TargetError
 
+FULL_COLUMNS = 32768  # 512 programs of 64 columns on about 140 cores
+
 
 def nvidia_target(
     capability: int,
@@ -21,9 +23,10 @@ def nvidia_target(
         features=(f"sm_{capability}a",),
         flags=("enable_fp_fusion=False",),
         machine="x86_64",
-        lanes=256,
+        lanes=1024,
         attend_chunk=128,
         attend_chunks=(64, 128, 256),
+        latent_chunk=64,
         scale_order="dequantise",
         peak_flops=peak_flops,
         peak_bandwidth=peak_bandwidth,
@@ -32,6 +35,7 @@ def nvidia_target(
         invariance="unproven",
         atom="mma",
         tuned="sm90",  # SM100 could not be measured: it takes the order of SM90
+        full_columns=FULL_COLUMNS,
     )
 
 

@@ -1,5 +1,6 @@
 """Kernel table of the chip: templates in order of preference."""
 
-from tilewright.targets.nvidia.kernels import ATTEND, CONTRACT, ROW
+from tilewright.targets.nvidia.contract import CONTRACT
+from tilewright.targets.nvidia.kernels import ATTEND, LATENT, ROW, SELECT
 
-KERNELS = (CONTRACT, ATTEND, ROW)
+KERNELS = (CONTRACT, ATTEND, LATENT, SELECT, ROW)

@@ -11,11 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from device.cases_contract import DeviceCase, contract_cases
+from device.cases_rows import row_cases
 from support.kernel_case import distinct_bodies, make_case
 from support.tiny import CONFIG, tiny_graph
 from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
@@ -26,7 +29,7 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
-from tilewright.graph.dims import evaluate, to_json
+from tilewright.graph.dims import to_json
 from tilewright.graph.types import BlockFormat
 from tilewright.targets.registry import resolve
 
@@ -87,8 +90,25 @@ def _spread(found: Any, count: int) -> list[Any]:
     return list(found[::step][:count])
 
 
-def record(spec: KernelSpec, target: Any, timing: bool) -> dict[str, Any]:
+def cases_of(target: Any) -> Iterator[DeviceCase]:
+    """Every kernel of the models, and kernels by themselves; of those asked for, if any are."""
+    asked = {a.split(":")[0]: a.split(":")[1:] for a in sys.argv[3:]}
+    for model, graph, count, timing in graphs():
+        if asked and model not in asked:
+            continue
+        count = int((asked.get(model) or [count])[0])
+        for name, specs in specs_of(graph, count, target):
+            case = None if timing else partial(make_case, specs[0], STEP, seed=7, padded=1)
+            yield DeviceCase(model, name, specs, case)
+    for found in (*contract_cases(target), *row_cases(target)):
+        if not asked or found.model in asked:
+            count = int((asked.get(found.model) or [len(found.specs)])[0])
+            yield replace(found, specs=found.specs[:count])
+
+
+def record(found_case: DeviceCase) -> dict[str, Any]:
     """Everything the other side needs of one body, in plain data."""
+    spec, timing = found_case.specs[0], found_case.case is None
     body = spec.body
     names = argument_names(body)
     found: dict[str, Any] = {
@@ -101,14 +121,17 @@ def record(spec: KernelSpec, target: Any, timing: bool) -> dict[str, Any]:
         "kind": spec.kind,
         "scratch": needs_scratch(spec.kind),
         "timing": timing,
+        "model": found_case.model,
+        "name": found_case.name,
+        **found_case.facts,
     }
     if timing:
         found["types"] = {n: _memory(spec, n) for n in names}
         found["weight_bytes"] = sum(
             int(body.type_of(w.name).num_bytes) for w in body.weights
         )
-    else:
-        case = make_case(spec, STEP, seed=7, padded=1)
+    if found_case.case is not None:
+        case = found_case.case()
         found["arguments"] = dict(case.arguments)
         found["dims"] = dict(case.dims)
         found["expected"] = {
@@ -126,17 +149,16 @@ def _leading(spec: KernelSpec, name: str) -> Any:
 def _row_dim(body: Graph) -> str:
     (first, *_) = [*(v for _, v in body.outputs), *(v for _, v in body.state_outputs)]
     node = body.node[first]
-    shape = body.type_of(node.inputs[1]).shape if node.op == "append" else node.type.shape
+    shape = body.type_of(node.inputs[1]).shape if node.op.startswith("append") else node.type.shape
     return str(to_json(shape[0]))
 
 
 def _memory(spec: KernelSpec, name: str) -> tuple[str, list[Any]]:
-    from tilewright.codegen.pack_gpu import sections
+    from tilewright.codegen.pack_gpu import packed_bytes
 
     type_ = spec.stored_type(name)
     if isinstance(type_.dtype, BlockFormat):
-        n, k = (evaluate(d, {}) for d in type_.shape)
-        return "u8", [sections(type_.dtype.name, n, k).end]
+        return "u8", [packed_bytes(type_)]
     return type_.dtype.name, [to_json(d) for d in type_.shape]
 
 
@@ -147,35 +169,28 @@ def scratch_bytes(spec: KernelSpec, target: Any, dims: Mapping[str, int]) -> int
 
 def main(folder: Path) -> None:
     target, toolchain = resolve("sm90")
-    target = replace(target)
     templates = {t.name: t for t in target.kernels}
     sources: dict[str, KernelSource] = {}
     cases = []
-    for model, graph, count, timing in graphs():
-        asked = {a.split(":")[0]: a.split(":")[1:] for a in sys.argv[3:]}
-        if asked and model not in asked:
+    wanted = {a.split(":")[0]: a.split(":")[2] for a in sys.argv[3:] if a.count(":") == 2}
+    for found in cases_of(target):
+        if not found.name.endswith(tuple(wanted.get(found.model, "").split(","))):
             continue
-        wanted = asked.get(model, [])
-        count = int(wanted[0]) if wanted else count
-        ends = tuple(wanted[1].split(",")) if len(wanted) > 1 else ("",)
-        for name, specs in specs_of(graph, count, target):
-            if not name.endswith(ends):
-                continue
-            row = record(specs[0], target, timing)
-            row["model"], row["name"] = model, name
-            row["kernels"] = []
-            for spec in specs:
-                sources[spec.symbol] = emit(spec, templates[spec.template])
-                bounds = {d.name: d.upper for d in spec.body.dims} | {
-                    "tokens": 512, "logit_rows": 512, "requests": 128, "request_blocks": 256,
-                }  # fmt: skip
-                row["kernels"].append({
-                    "symbol": spec.symbol, "schedule": spec.schedule.to_json(),
-                    "scratch": scratch_bytes(spec, target, {**bounds, "tokens": 128})
-                    if spec.kind == "attend" and spec.schedule.values["split"]
-                    else scratch_bytes(spec, target, bounds),
-                })  # fmt: skip
-            cases.append(row)
+        row = record(found)
+        row["kernels"] = []
+        for spec in found.specs:
+            sources[spec.symbol] = emit(spec, templates[spec.template])
+            bounds = {d.name: d.upper for d in spec.body.dims} | {
+                "tokens": 4096 if "rows" in row else 512, "logit_rows": 512, "requests": 128,
+                "request_blocks": 256,
+            }  # fmt: skip
+            row["kernels"].append({
+                "symbol": spec.symbol, "schedule": spec.schedule.to_json(),
+                "scratch": scratch_bytes(spec, target, {**bounds, "tokens": 128})
+                if spec.kind == "attend" and spec.schedule.values["split"]
+                else scratch_bytes(spec, target, bounds),
+            })  # fmt: skip
+        cases.append(row)
     print(len(cases), "cases", len(sources), "kernels", flush=True)
     cache = KernelCache(folder / "cache" if len(sys.argv) < 3 else Path(sys.argv[2]),
                         toolchain)  # fmt: skip

@@ -23,6 +23,7 @@ DEVICE = "cuda"
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32,
          "u8": torch.uint8}  # fmt: skip
 WARM, REPEATS, LAUNCHES = 3, 15, 20
+L2_BYTES = 160 << 20  # of weights in turn, so that a launch finds none of its own there
 
 
 def extent(tree: Any, dims: Mapping[str, int]) -> int:
@@ -150,6 +151,8 @@ def random_arguments(case: Any, dims: Mapping[str, int], context: int) -> dict[s
             found[name] = torch.randint(0, 60, sizes, dtype=torch.uint8, device=DEVICE)
         else:
             found[name] = torch.randn(sizes, device=DEVICE).to(TORCH[dtype])
+    for name, count in case.get("ids", {}).items():
+        found[name] = (found[name] * 37) % count
     if case["kind"] == "attend":
         positions, rows, tables = [n for n, (t, _) in case["types"].items() if t == "i32"]
         found[positions].fill_(context - 1)
@@ -160,15 +163,44 @@ def random_arguments(case: Any, dims: Mapping[str, int], context: int) -> dict[s
 def time_case(module: Any, case: Any, rows: int, context: int) -> list[dict[str, Any]]:
     blocks = -(-context // 32)
     dims = {"tokens": rows, "logit_rows": rows, "requests": rows, "request_blocks": blocks,
-            "cache_blocks": rows * blocks}  # fmt: skip
+            "cache_blocks": rows * blocks, "request_window_blocks": 2,
+            "window_blocks": rows * 2}  # fmt: skip
     given = random_arguments(case, dims, context)
     size = max(k["scratch"] for k in case["kernels"])
     given["workspace"] = torch.zeros(max(size, 256), dtype=torch.uint8, device=DEVICE)
+    copies = copies_of(case, given)
     found = []
     for kernel in case["kernels"]:
-        us = timed(lambda i, kernel=kernel: call(module, case, kernel, given, dims))
-        found.append({"schedule": kernel["schedule"], "us": round(us, 2)})
+        us = timed(
+            lambda i, kernel=kernel: call(module, case, kernel, copies[i % len(copies)], dims)
+        )
+        found.append({"schedule": kernel["schedule"], "us": round(us, 2), **rates(case, us, rows)})
     return sorted(found, key=lambda r: r["us"])
+
+
+def copies_of(case: Any, given: Any) -> list[Any]:
+    """Operands with weights of their own for each launch, so many that none stays in the L2."""
+    size = sum(given[n].numel() * given[n].element_size() for n in case.get("weights", ()))
+    if size == 0 or size > L2_BYTES:
+        return [given]
+    count = min(LAUNCHES, -(-L2_BYTES // size))
+    return [given] + [
+        {**given, **{n: given[n].clone() for n in case["weights"]}} for _ in range(count - 1)
+    ]
+
+
+def rates(case: Any, us: float, rows: int) -> dict[str, float]:
+    """Bytes of the weights that are read, and operations, a second."""
+    if "bytes_per_row" in case:
+        return {"gbs": round(case["bytes_per_row"] * rows / us / 1e3)}
+    if "flops_per_row" not in case:
+        return {}
+    touched = case["weight_bytes"]
+    for name, count in case.get("ids", {}).items():
+        slots = extent(case["types"][name][1][1], {})
+        touched = touched * min(rows * slots, count) / count
+    tflops = case["flops_per_row"] * rows / us / 1e6
+    return {"gbs": round(touched / us / 1e3), "tflops": round(tflops, 1)}
 
 
 def main(folder: Path, results: Path | None) -> None:
@@ -188,13 +220,15 @@ def main(folder: Path, results: Path | None) -> None:
                       flush=True)  # fmt: skip
             else:
                 row["times"] = {}
-                for rows in (1, 16, 64, 128):
+                for rows in case.get("rows", (1, 16, 64, 128)):
                     context = 4096 if rows <= 64 else 256
                     times = time_case(module, case, rows, context)
                     row["times"][rows] = times
                     print(f"{label} rows {rows:4} ctx {context:5} best {times[0]['us']:9.2f} us "
                           f"{times[0]['schedule']} worst {times[-1]['us']:.1f} "
-                          f"weights {case['weight_bytes'] / 1e6:.1f} MB", flush=True)  # fmt: skip
+                          f"weights {case['weight_bytes'] / 1e6:.1f} MB "
+                          f"{times[0].get('gbs', '')} GB/s {times[0].get('tflops', '')} TFLOP/s",
+                          flush=True)  # fmt: skip
         except Exception as error:  # a kernel that fails must not hide the others
             row["failed"] = str(error)[-400:]
             print(f"{label} FAILED: {row['failed']}", flush=True)

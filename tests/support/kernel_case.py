@@ -5,7 +5,7 @@ interpreter) and for those that run on a device.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,15 @@ import torch
 
 from support.weights import RandomWeights
 from tilewright.codegen.arguments import argument_names, int_names
-from tilewright.codegen.body import Body, extract
+from tilewright.codegen.body import Body, extract, memory_type
 from tilewright.codegen.flags import Flags
-from tilewright.codegen.pack_gpu import pack_blocks
+from tilewright.codegen.pack_gpu import pack_matrix
 from tilewright.codegen.pipeline import lower
 from tilewright.codegen.spec import KernelSpec
-from tilewright.graph import Graph, Node
+from tilewright.graph import Graph, Node, Weight, WeightExpr
 from tilewright.graph.dims import evaluate
 from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.ops.quant import quantise_dequantise
 from tilewright.graph.reference import HONOUR_CASTS, Precision, run_node
 from tilewright.graph.types import BlockFormat, TensorType
 
@@ -55,36 +56,67 @@ def distinct_bodies(graph: Graph) -> list[tuple[str, str, Body]]:
 
 
 def make_case(
-    spec: KernelSpec, dims: Mapping[str, int], *, seed: int = 0, padded: int = 0, scale: float = 1.0
+    spec: KernelSpec,
+    dims: Mapping[str, int],
+    *,
+    seed: int = 0,
+    padded: int = 0,
+    scale: float = 1.0,
+    given: Mapping[str, torch.Tensor] | None = None,
 ) -> Case:
-    """Draw operands; the last `padded` rows are padding: slot -1, position and request row 0."""
+    """Draw operands; the last `padded` rows are padding: slot -1, position and request row 0.
+
+    `given` replaces inputs by what a kernel of this kind can meet."""
     body, rng = spec.body, np.random.default_rng(seed)
-    weights = RandomWeights(body, seed=seed)
+    drawn = _with_stacks(body)
+    weights = RandomWeights(drawn, seed=seed)
     found: dict[str, torch.Tensor] = {}
     values: dict[str, torch.Tensor] = {}
     for name in argument_names(body):
         type_ = body.type_of(name)
-        if isinstance(type_.dtype, BlockFormat):
-            packed = pack_blocks(type_.dtype.name, weights.unpacked(name, type_.dtype))
-            found[name] = torch.from_numpy(packed)
+        if isinstance(type_.dtype, BlockFormat) and name in body.weight:
+            found[name] = torch.from_numpy(_packed(drawn.weight[name], weights))
             values[name] = weights.tensors()[name].double()
             continue
         shape = [evaluate(d, dims) for d in type_.shape]
         if name in dict(body.outputs).values():
             found[name] = _poison(spec.stored_type(name), dims)
             continue
-        if type_.dtype.name == "i32":
+        if given is not None and name in given:
+            tensor = given[name]
+        elif type_.dtype.name == "i32":
             tensor = torch.from_numpy(_indices(body, name, shape, dims, rng, padded))
         elif name in body.weight:
             tensor = weights.tensors()[name]
         else:
             tensor = torch.from_numpy(rng.standard_normal(shape).astype(np.float32) * scale)
-        tensor = tensor.to(TORCH[type_.dtype.name])
+        if isinstance(type_.dtype, BlockFormat):
+            tensor = quantise_dequantise(tensor.float(), type_.dtype)
+        tensor = tensor.to(TORCH[memory_type(body, name).dtype.name])
         stored = [evaluate(d, dims) for d in spec.stored_type(name).shape]
         found[name] = tensor.reshape(stored)
         values[name] = tensor.double() if tensor.is_floating_point() else tensor
     expected = _expected(spec, values)
     return Case(found, {n: dims[n] for n in int_names(body)}, expected)
+
+
+def _with_stacks(body: Graph) -> Graph:
+    """The body with a tensor for each matrix of a weight of rank 3."""
+    found = []
+    for w in body.weights:
+        if w.type.rank == 3:
+            parts = tuple(f"{w.name}.{i}" for i in range(int(w.type.shape[0])))
+            w = replace(w, expr=WeightExpr("stack", parts))
+        found.append(w)
+    return replace(body, weights=tuple(found))
+
+
+def _packed(weight: Weight, weights: RandomWeights) -> Any:
+    """The matrices of a weight, one after the other."""
+    dtype = weight.type.dtype
+    assert isinstance(dtype, BlockFormat)
+    parts = [pack_matrix(dtype, weights.unpacked(n, dtype)) for n in weight.expr.tensors]
+    return np.concatenate(parts)
 
 
 def _poison(type_: TensorType, dims: Mapping[str, int]) -> torch.Tensor:

@@ -1,0 +1,286 @@
+"""Texts of the Triton contraction template, and the memory that a contraction works in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewright.codegen.arguments import ancestors
+from tilewright.codegen.body import root_of
+from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.emit.triton_host import (
+    Launch,
+    Pointer,
+    host_text,
+    launch_table,
+    parameters,
+    workspace_pointers,
+)
+from tilewright.codegen.emit.triton_route import (
+    num_blocks,
+    num_slots,
+    result_rows,
+    route_launches,
+    route_parts,
+    route_texts,
+    stacked,
+)
+from tilewright.codegen.emit.triton_rows import RowPrinter
+from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
+from tilewright.codegen.emit.triton_weights import matrix_strides
+from tilewright.codegen.numerics import segment_length
+from tilewright.codegen.pack_gpu import block_layout
+from tilewright.codegen.pack_words import ROWS, WORD_LAYOUTS, spans
+from tilewright.codegen.sections import sections_of
+from tilewright.codegen.spec import KernelSpec, Schedule
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import DimJson, to_json
+from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.types import BlockFormat, ElementType
+
+IEEE = ', input_precision="ieee"'
+COMBINED = 256  # columns that one program of the second kernel adds
+_DECODERS = {"fp8_e4m3": "tw_fp8_plane", "fp4_e2m1": "tw_fp4_plane"}
+
+
+def contractions(body: Graph) -> list[Node]:
+    """Return the contractions of a body; they share their activation."""
+    return [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+
+
+def contract(spec: KernelSpec) -> Mapping[str, Any]:
+    """Return the template's variables."""
+    body, schedule, anchors = spec.body, spec.schedule.values, contractions(spec.body)
+    value, rows = anchors[0].inputs[0], anchors[0].type.shape[0]
+    computed = value in body.node
+    work, scratch = workspace_pointers(workspace_parts(body, spec.numerics.segments, spec.schedule))
+    sections, blocks = _sections(spec, anchors)
+    split = _split(spec, anchors) if schedule["split"] else None
+    launches = _launches(spec, anchors, blocks, sections, work)
+    prologue: list[str] = []
+    if computed:
+        sinks = {root_of(body, value): "activation"}
+        printer = RowPrinter(body, ancestors(body, value), rows, sinks, spec.numerics.lanes)
+        grid = (to_json(rows), printer.programs, 1)
+        launches.insert(0, Launch("prologue", grid, schedule["row_warps"], 2, work))
+        prologue = printer.text()
+    k, cast = constant(body.type_of(value).shape[-1]), operand_type(body, anchors)
+    return {
+        "parameters": parameters(spec, launches[-1]),
+        "prologue_parameters": parameters(spec, launches[0]),
+        "prologue": prologue,
+        "k": k,
+        "num_rows": to_json(rows),
+        "slots": num_slots(anchors[0]),
+        "route": route_texts(body, anchors[0], schedule),
+        "activation": "activation" if computed else value,
+        "cast": cast,
+        "precision": IEEE if cast == "float32" else "",
+        "bm": schedule["bm"],
+        "bn": schedule["bn"],
+        "bk": schedule["bk"],
+        "segments": spec.numerics.segments,
+        "segment": segment_length(k, spec.numerics.segments),
+        "split": split,
+        "sections": sections,
+        "words": any(w["form"] == "words" for s in sections for w in s["walks"]),
+        "launches": launch_table(spec, launches),
+        "host": host_text(spec, launches, scratch),
+    }
+
+
+def workspace_parts(
+    body: Graph, segments: int, schedule: Schedule
+) -> Mapping[str, tuple[str, DimJson]]:
+    """Return the buffers of a contraction: Triton type of the elements, and bytes."""
+    anchors = contractions(body)
+    parts: dict[str, tuple[str, DimJson]] = {}
+    value, type_ = anchors[0].inputs[0], body.type_of(anchors[0].inputs[0])
+    if value in body.node:
+        dtype, width = _memory_type(type_.dtype), constant(type_.shape[-1])
+        size = {"float32": 4}.get(dtype, 2)
+        rows = to_json(anchors[0].type.shape[0])
+        parts["activation"] = (_SHORT[dtype], ["mul", rows, width * size])
+    parts.update(route_parts(body, anchors[0], schedule.values))
+    if schedule.values["split"]:
+        columns = sum(constant(a.type.shape[-1]) for a in anchors)
+        parts["parts"] = ("fp32", ["mul", result_rows(anchors[0]), columns * segments * 4])
+    return parts
+
+
+def _memory_type(dtype: ElementType) -> str:
+    """Quantised values lie as bf16, which holds them exactly."""
+    return "bfloat16" if isinstance(dtype, BlockFormat) else triton_type(dtype)
+
+
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def operand_type(body: Graph, anchors: list[Node]) -> str:
+    """Return the type in which products are taken without loss: bf16 codes and values, or fp32."""
+    types = [body.type_of(i).dtype for a in anchors for i in a.inputs[:2]]
+    exact = all(isinstance(t, BlockFormat) or t.name == "bf16" for t in types)
+    return "bfloat16" if exact else "float32"
+
+
+def _launches(
+    spec: KernelSpec,
+    anchors: list[Node],
+    blocks: int,
+    sections: Sequence[Mapping[str, Any]],
+    work: tuple[Pointer, ...],
+) -> list[Launch]:
+    """Kernels after the prologue, in order."""
+    schedule = spec.schedule.values
+    first = anchors[0]
+    launches = route_launches(spec.body, first, schedule, work)
+    split = bool(schedule["split"])
+    row_blocks: DimJson = ["ceildiv", to_json(first.type.shape[0]), schedule["bm"]]
+    if stacked(first):
+        row_blocks = num_blocks(spec.body, first, schedule)
+    launches.append(
+        Launch(
+            "contract",
+            (
+                row_blocks,
+                blocks,
+                spec.numerics.segments if split else 1,
+            ),
+            schedule["warps"],
+            schedule["stages"],
+            work,
+        )
+    )
+    if split:
+        columns = sections[-1]["combine_stop"]
+        launches.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
+    return launches
+
+
+def _split(spec: KernelSpec, anchors: list[Node]) -> Mapping[str, Any]:
+    return {
+        "columns": COMBINED,
+        "num_rows": _text(result_rows(anchors[0])),
+        "width": sum(constant(a.type.shape[-1]) for a in anchors),
+    }
+
+
+def _text(tree: DimJson) -> str:
+    """Print a count of rows: an int of the kernel, or its product with a constant."""
+    return f"({tree[1]} * {tree[2]})" if isinstance(tree, list) else str(tree)
+
+
+def _sections(spec: KernelSpec, anchors: list[Node]) -> tuple[list[Mapping[str, Any]], int]:
+    """Return the sections, each a range of blocks along the columns, and how many blocks."""
+    bn, start, column, combine_start = spec.schedule.values["bn"], 0, 0, 0
+    found: list[Mapping[str, Any]] = []
+    for nodes in sections_of(spec.body, anchors):
+        mine = [n for n in nodes if op_def(n.op).kind is Kind.CONTRACT]
+        n = constant(mine[0].type.shape[-1])
+        each = -(-n // bn)
+        grouped = mine[0].op == "grouped_linear"
+        stop = start + each * (num_slots(mine[0]) if grouped else 1)
+        combine_stop = combine_start + -(-n // COMBINED)
+        columns = [column + n * i for i in range(len(mine))]
+        found.append(
+            {
+                "n": n,
+                "groups": each if grouped else 0,
+                "start": start,
+                "stop": stop,
+                "ragged": n % bn != 0,
+                "walks": _walks(spec, mine, n, grouped),
+                "anchors": [
+                    {"acc": f"acc_{a.name}", "column": at}
+                    for a, at in zip(mine, columns, strict=True)
+                ],
+                "epilogue": _epilogue(spec, nodes, mine, n, ragged=n % bn != 0),
+                "combined": _epilogue(spec, nodes, mine, n, ragged=True),
+                "combine_start": combine_start,
+                "combine_stop": combine_stop,
+            }
+        )
+        start, combine_start, column = stop, combine_stop, column + n * len(mine)
+    return found, start
+
+
+def _walks(spec: KernelSpec, anchors: list[Node], n: int, grouped: bool) -> list[Mapping[str, Any]]:
+    """Weights of one format are walked together."""
+    found: dict[str, dict[str, Any]] = {}
+    bn = spec.schedule.values["bn"]
+    # Columns past the last panel are not there; those of a group run on into the next group.
+    limit = n if grouped else -(-n // ROWS) * ROWS
+    for anchor in anchors:
+        type_ = spec.body.type_of(anchor.inputs[1])
+        walk = found.get(str(type_.dtype))
+        if walk is None:
+            walk = {"weights": [], "limit": limit if limit % bn else 0}
+            walk |= _form(spec, anchor, walk["limit"])
+            found[str(type_.dtype)] = walk
+        walk["weights"].append({"acc": f"acc_{anchor.name}", "pointers": _pointers(spec, anchor)})
+    return list(found.values())
+
+
+def _form(spec: KernelSpec, anchor: Node, limit: int) -> Mapping[str, Any]:
+    """Return what the template needs to know of a format."""
+    type_ = spec.body.type_of(anchor.inputs[1])
+    k = constant(type_.shape[-1])
+    if not isinstance(type_.dtype, BlockFormat):
+        return {"form": "plain"}
+    name = type_.dtype.name
+    if name in WORD_LAYOUTS:
+        layout = WORD_LAYOUTS[name]
+        return {
+            "form": "words",
+            "decode": _DECODERS[name],
+            "planes": len(layout.planes),
+            "spans": spans(name, k),
+            "up": 2.0**layout.down,
+        }
+    blocks = block_layout(name)
+    here = [f"(cols[:, None, None] < {limit})"] if limit else []
+    if (k // blocks.group) % max(spec.schedule.values["bk"] // blocks.group, 1):
+        here.append(f"(g0 + group_lane < {k // blocks.group})")
+    return {
+        "form": "nibbles" if blocks.code_bytes * 2 == blocks.group else "bytes",
+        "group": blocks.group,
+        "code_bytes": blocks.code_bytes,
+        "mask": f", mask={' & '.join(here)}, other=0",
+    }
+
+
+def _pointers(spec: KernelSpec, anchor: Node) -> list[Mapping[str, Any]]:
+    """A weight's pointers: as given, where they point for one matrix, and elements of a matrix."""
+    weight = anchor.inputs[1]
+    type_ = spec.body.type_of(weight)
+    if isinstance(type_.dtype, BlockFormat):
+        strides = matrix_strides(weight, type_)
+    else:
+        strides = [(weight, constant(type_.shape[-1]) * constant(type_.shape[-2]))]
+    return [
+        {"name": name, "at": f"{name}_at" if stacked(anchor) else name, "stride": stride}
+        for name, stride in strides
+    ]
+
+
+def _epilogue(
+    spec: KernelSpec, nodes: list[Node], anchors: list[Node], n: int, *, ragged: bool
+) -> list[str]:
+    """Elementwise nodes on the sums, and the stores of what leaves the kernel."""
+    body, scope = spec.body, Scope()
+    rows, slots = anchors[0].type.shape[0], num_slots(anchors[0])
+    known = {a.name: f"acc_{a.name}" for a in anchors}
+    row = Index("row", "here")
+    index: tuple[Index, ...] = (Index("col", f"col < {n}" if ragged else ""),)
+    if slots:
+        row, index = Index(f"(row // {slots})", "here"), (Index(f"(row % {slots})", "here"), *index)
+    values = Values(body, [m.name for m in nodes if m.name not in known], rows, row, known)
+    for node in nodes:
+        if node.name not in {value for _, value in body.outputs}:
+            continue
+        text = values.operand(scope, node.name, index, len(index) + 1, row)
+        dtype = triton_type(node.type.dtype)
+        narrowed = text if dtype == "float32" else f"{text}.to(tl.{dtype})"
+        mask = f"here & (col < {n})" if ragged else "here"
+        scope.lines.append(f"tl.store({node.name} + row * {n} + col, {narrowed}, mask={mask})")
+    return scope.lines

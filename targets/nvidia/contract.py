@@ -1,0 +1,182 @@
+"""Contractions on NVIDIA chips: what is accepted, schedules, scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
+from tilewright.codegen.pack_gpu import refuses_format
+from tilewright.codegen.pack_words import WORD_LAYOUTS
+from tilewright.codegen.sections import sections_of
+from tilewright.codegen.spec import Numerics, Schedule
+from tilewright.codegen.target import KernelTemplate
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import evaluate, from_json, symbols_of
+from tilewright.graph.types import BlockFormat
+
+SECTION = 256  # alignment of buffers in the workspace
+
+
+def accepts_contract(body: Graph) -> str | None:
+    """Return why a body is refused, or None."""
+    anchors = contractions(body)
+    for node in anchors:
+        x, w = (body.type_of(i) for i in node.inputs[:2])
+        if node.inputs[1] not in body.weight:
+            return "second operand is computed, want a weight"
+        if symbols_of(w.shape):
+            return f"weight extents are symbolic: {w}"
+        if refusal := refuses_format(w):
+            return refusal
+        if node.op == "linear":
+            if x.rank != 2:
+                return f"activation has rank {x.rank}, want 2"
+        elif refusal := _refuses_stack(body, node, anchors):
+            return refusal
+    return None
+
+
+def _refuses_stack(body: Graph, node: Node, anchors: list[Node]) -> str | None:
+    """Say why rows cannot be brought to the matrices of a node's weight."""
+    if any(n.op != node.op or n.inputs[2:] != node.inputs[2:] for n in anchors):
+        return f"'{node.op}' stands beside rows that are routed otherwise"
+    if node.inputs[0] in body.node:
+        return "activation is computed inside, want rows in memory"
+    return None
+
+
+_LED_ROWS = 256
+# Rows, columns, values of k of a tile; warps; stages of its loads.
+_Tile = tuple[int, int, int, int, int]
+
+
+def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+    """Narrow tiles fill the chip with few rows, wide ones reuse what they load with many.
+
+    Segments run beside each other (split) where rows are few: what they give is the same. `rows`
+    are tokens; of experts, how many rows one meets is known for an even load only.
+    """
+    anchors = contractions(body)
+    first = anchors[0]
+    meets = rows
+    if first.op == "expert_linear":
+        slots, matrices = int(first.type.shape[1]), int(body.type_of(first.inputs[1]).shape[0])
+        meets = -(-rows * slots // matrices)
+    few = meets <= _few_up_to(body, anchors)
+    ordered = [*_tiles(body, anchors, few=few), *_tiles(body, anchors, few=not few)]
+    if not few and meets >= 256 and ordered[0] in _MANY:
+        # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
+        ordered = [(128, 128, 64, 8, 3), *ordered]
+    found = [
+        Schedule.of(
+            bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
+            listed=listed,
+        )
+        for split, listed in _forms(first, numerics, rows, few=few)
+        for bm, bn, bk, warps, stages in ordered
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _forms(
+    first: Node, numerics: Numerics, rows: int, *, few: bool
+) -> list[tuple[int, int]]:
+    """Whether segments are split, and whether rows that meet a stack of matrices are listed.
+
+    Lists take two kernels more; without them every program looks through all the ids.
+    """
+    splits = [0] if numerics.segments == 1 else [1, 0] if few else [0, 1]
+    lists = [0]
+    if first.op == "expert_linear":
+        lists = [0, 1] if rows * int(first.type.shape[1]) <= _LED_ROWS else [1, 0]
+    return [(split, listed) for listed in lists for split in splits]
+
+
+def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
+    types = [body.type_of(n.inputs[1]).dtype for n in anchors]
+    return [t for t in types if isinstance(t, BlockFormat)]
+
+
+def _few_up_to(body: Graph, anchors: list[Node]) -> int:
+    integer = any(f.name not in WORD_LAYOUTS for f in _formats(body, anchors))
+    return 128 if integer else 32
+
+
+def _tiles(body: Graph, anchors: list[Node], *, few: bool) -> list[_Tile]:
+    types = {body.type_of(i).dtype.name for n in anchors for i in n.inputs[:2]}
+    formats = _formats(body, anchors)
+    if "f32" in types or "f16" in types:
+        return _FP32 if few else []
+    if any(f.name not in WORD_LAYOUTS for f in formats):
+        return _FEW_CODES if few else _MANY_CODES
+    if formats:
+        pairs = len(sections_of(body, anchors)) < len(anchors)
+        return _FEW_WORDS if few else _MANY_PAIRS if pairs else _MANY_WORDS
+    return _FEW if few else _MANY
+
+
+_FEW: list[_Tile] = [
+    (16, bn, bk, warps, stages)
+    for bk, stages in ((128, 4), (256, 3), (64, 5))
+    for bn, warps in ((32, 4), (16, 1), (32, 2), (64, 4), (16, 4), (128, 4))
+]
+_MANY: list[_Tile] = [
+    (bm, bn, bk, warps, stages)
+    for bk, stages in ((64, 3), (64, 4), (32, 4))
+    for bm, bn, warps in ((64, 64, 4), (128, 128, 8), (64, 128, 4), (128, 64, 4), (32, 64, 4),
+                          (64, 32, 4))
+]  # fmt: skip
+# Proven on an H200 to give one result, for Q4_1 and Q8_0: the matrix instruction of tiles of at
+# most 32 rows. Larger tiles meet another, and a step of 32 values of k gave another result too:
+# codes of 8 bits and less are dealt out to instructions in an order that the tile decides.
+_FEW_CODES: list[_Tile] = [
+    (16, 32, 128, 2, 3), (16, 16, 256, 2, 2), (16, 16, 128, 1, 3), (16, 16, 256, 1, 2),
+    (16, 16, 64, 4, 4), (16, 32, 128, 2, 4), (16, 16, 256, 2, 3), (16, 16, 128, 1, 4),
+]  # fmt: skip
+_MANY_CODES: list[_Tile] = [
+    (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
+]  # fmt: skip
+# Steps are spans, whatever `bk` says, of words that are dealt out in order.
+_FEW_WORDS: list[_Tile] = [
+    (16, bn, 128, warps, stages)
+    for bn, warps, stages in (
+        (64, 4, 4), (32, 2, 5), (128, 4, 3), (64, 4, 3), (32, 2, 4), (16, 1, 5), (128, 8, 3),
+        (64, 2, 4),
+    )
+]  # fmt: skip
+_MANY_WORDS: list[_Tile] = [
+    (bm, bn, 128, warps, stages)
+    for bm, bn, warps, stages in (
+        (128, 128, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (128, 64, 8, 2), (32, 128, 4, 3),
+        (32, 64, 4, 3), (64, 64, 8, 3), (64, 64, 4, 2),
+    )
+]  # fmt: skip
+# Sums of two weights, and those of their segments, are more than registers hold of wide tiles.
+_MANY_PAIRS: list[_Tile] = [
+    (bm, bn, 128, warps, stages)
+    for bm, bn, warps, stages in (
+        (64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (32, 64, 4, 3), (32, 128, 8, 2),
+        (64, 64, 8, 2), (32, 64, 4, 2), (32, 128, 4, 2),
+    )
+]  # fmt: skip
+# Products in fp32 run on the plain cores: tiles that their registers hold.
+_FP32: list[_Tile] = [
+    (16, 32, 32, 4, 2), (16, 16, 32, 2, 2), (16, 64, 32, 4, 2), (32, 32, 32, 4, 2),
+    (32, 64, 32, 4, 2), (16, 32, 64, 4, 2), (16, 32, 32, 2, 2), (16, 16, 64, 2, 2),
+    (16, 16, 128, 4, 3), (16, 32, 128, 4, 2),
+]  # fmt: skip
+
+
+def contract_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    """Bytes of the rows a prologue makes, the lists of routed rows, and the sums of segments."""
+    parts = workspace_parts(body, numerics.segments, schedule)
+    sizes = [evaluate(from_json(size), bounds) for _, size in parts.values()]
+    return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
+
+
+CONTRACT = KernelTemplate(
+    "contract", "contract", "triton/contract.py.j2", accepts_contract, contract_schedules,
+    contract_scratch,
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""Words of float codes: nothing is lost, codes decode to their values, bad scales are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support import triton_run
+from support.contract_graphs import experts
+from support.tiny import SETTINGS
+from support.weights import RandomWeights, draw_floats, float_values
+from tilewright.codegen.flags import Flags
+from tilewright.codegen.pack import pack_weights
+from tilewright.codegen.pack_cpu import Unpacked
+from tilewright.codegen.pack_gpu import packed_bytes, refuses_format
+from tilewright.codegen.pack_words import (
+    WORD_LAYOUTS,
+    matrix_bytes,
+    pack_words,
+    scales_at,
+    unpack_words,
+)
+from tilewright.codegen.pipeline import lower
+from tilewright.codegen.plan import first_candidate, plan_groups
+from tilewright.graph.errors import LowerError
+from tilewright.graph.types import BlockFormat, TensorType, element_type
+from tilewright.targets.registry import resolve
+
+FORMATS = {
+    "fp8": "fp8_e4m3[block=32x32,scale=ue8m0]", "fp8_128": "fp8_e4m3[block=128x128,scale=ue8m0]",
+    "fp4": "fp4_e2m1[g=32,axis=1,scale=ue8m0]",
+}  # fmt: skip
+
+
+def format_of(stored: str) -> BlockFormat:
+    found = element_type(FORMATS[stored])
+    assert isinstance(found, BlockFormat)
+    return found
+
+
+@given(stored=st.sampled_from(list(FORMATS)), n=st.integers(1, 150), k=st.integers(1, 9))
+def test_packing_is_inverted(stored: str, n: int, k: int) -> None:
+    dtype, k = format_of(stored), 32 * k
+    raw = draw_floats(np.random.default_rng(n * k), dtype, (n, k))
+    packed = pack_words(dtype.name, raw, dtype.block)
+    assert packed.size == matrix_bytes(dtype.name, n, k) and packed.size % 256 == 0
+    found = unpack_words(dtype.name, packed, n, k)
+    assert raw.codes is not None and found.codes is not None
+    np.testing.assert_array_equal(found.codes, raw.codes)
+    by_group = BlockFormat(dtype.name, dtype.code, (1, 32), dtype.scale)
+    np.testing.assert_array_equal(float_values(found, by_group), float_values(raw, dtype))
+
+
+_DECODE = """
+import triton
+import triton.language as tl
+from tw_codes import *
+
+@triton.jit
+def decode(out, words, scales, spans):
+    rows, lane = tl.arange(0, 16), tl.arange(0, 32)
+    for span in range(0, spans):
+        code = tl.load(words + span * 512 + rows[:, None] * 32 + lane[None, :])
+        at = out + (span * 16 + rows[:, None]) * (PLANES * 32) + lane[None, :]
+        for plane in tl.static_range(PLANES):
+            scale = tl.load(scales + span * (PLANES * 4) + (plane // 4) * 16 + rows)
+            tl.store(at + plane * 32, FORMAT(code, scale, plane))
+"""
+
+
+@pytest.mark.parametrize(("stored", "decoder"), [("fp8", "tw_fp8_plane"), ("fp4", "tw_fp4_plane")])
+def test_every_code_in_every_place_decodes_to_its_value(
+    stored: str, decoder: str, tmp_path: Path
+) -> None:
+    """Times any scale that is admitted; the result is a normal bf16 or zero."""
+    dtype = format_of(stored)
+    layout, k = WORD_LAYOUTS[dtype.name], 1024
+    r, count = np.random.default_rng(0), len(layout.planes)
+    codes = np.concatenate([r.permutation(256) for _ in range(16 * k // 256)]).reshape(16, k)
+    codes = codes.astype(np.uint8)
+    if stored == "fp8":
+        codes[codes & 127 == 127] = 0
+    else:
+        codes = codes[:, ::2].copy()
+    rows, cols = dtype.block
+    groups = r.integers(layout.lowest, 153, (-(-16 // rows), k // cols)).astype(np.uint8)
+    raw = Unpacked(codes=codes, d=groups)
+    packed = torch.from_numpy(pack_words(dtype.name, raw, dtype.block))
+    start, spans = scales_at(dtype.name, 16, k), k // layout.span
+    text = _DECODE.replace("FORMAT", decoder).replace("PLANES", str(count))
+    module = triton_run.load(text, "decode", tmp_path)
+    out = torch.full((spans, 16, layout.span), torch.nan)
+    words, scales = packed[:start].view(torch.int32), packed[start:].view(torch.int32)
+    module.decode[(1,)](out, words, scales, spans)
+    want = torch.from_numpy(float_values(raw, dtype)).reshape(16, spans, -1).transpose(0, 1)
+    assert torch.equal(out * 2.0**layout.down, want)
+    assert torch.equal(out.bfloat16().float(), out)
+    assert not ((out != 0) & (out.abs() < 2.0**-126)).any()
+
+
+def test_scales_out_of_range_are_refused_unless_they_scale_nothing() -> None:
+    dtype = format_of("fp4")
+    codes = np.full((3, 32), 0x21, np.uint8)
+    for scale, text in ((153, "2^26"), (25, "2^-102"), (255, "2^128")):
+        d = np.full((3, 2), 120, np.uint8)
+        d[1, 1] = scale
+        with pytest.raises(LowerError) as caught:
+            pack_words(dtype.name, Unpacked(codes=codes, d=d), dtype.block)
+        assert str(caught.value) == (
+            f"weight format 'fp4_e2m1': scale out of range: got {text}, want 2^-101 to 2^25"
+        )
+        empty = codes.copy()
+        empty[1, 16:] = 0x80  # zeros of both signs
+        packed = pack_words(dtype.name, Unpacked(codes=empty, d=d), dtype.block)
+        found = unpack_words(dtype.name, packed, 3, 64)
+        assert found.d is not None and found.d[1, 1] == 127
+
+
+@pytest.mark.parametrize(
+    ("codes", "d", "text"),
+    [
+        (np.zeros((3, 40), np.uint8), np.zeros((1, 2), np.uint8),
+         "codes do not fit: got uint8 [3, 40], want bytes of whole groups of 32 k"),
+        (np.zeros((3, 64), np.uint8), np.zeros((1, 3), np.uint8),
+         "scales do not fit the codes: got uint8 [1, 3], want uint8 [1, 2] for blocks of 32x32"),
+        (np.zeros((3, 64), np.uint8), None, "codes or scales are missing"),
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_are_refused(codes: Any, d: Any, text: str) -> None:
+    with pytest.raises(LowerError) as caught:
+        pack_words("fp8_e4m3", Unpacked(codes=codes, d=d), (32, 32))
+    assert str(caught.value) == f"weight format 'fp8_e4m3': {text}"
+
+
+def test_formats_of_tables_and_caches_are_no_matrices() -> None:
+    for text, k, reason in (
+        ("fp8_e4m3[g=32,axis=1,scale=ue8m0]", 64, "has no packed layout"),
+        ("fp4_e2m1[g=16,axis=1,scale=fp8_e4m3]", 64, "has no packed layout"),
+        (FORMATS["fp8"], 40, "k = 40 is no multiple of the group of 32"),
+        ("q4_1[g=32,axis=1,scale=f16]", 48, "k = 48 is no multiple of the group of 32"),
+    ):
+        found = refuses_format(TensorType(element_type(text), (8, k)))
+        assert found is not None and found.endswith(reason)
+    assert refuses_format(TensorType(element_type(FORMATS["fp4"]), (4, 8, 64))) is None
+    assert refuses_format(TensorType(element_type("bf16"), (8, 40))) is None
+
+
+@pytest.mark.parametrize("stored", ["fp4", "bf16"])
+def test_a_stack_is_packed_matrix_by_matrix(stored: str) -> None:
+    target = resolve("sm90")[0]
+    graph = lower(experts(stored, n=24, k=64, shared=True, gated=False), Flags()).graph
+    plans = plan_groups(graph, target, SETTINGS, first_candidate(target))
+    source = RandomWeights(graph)
+    (packed,) = pack_weights(graph, plans, source)
+    type_ = packed.weight.type
+    raw = source.unpacked("w1.3", type_.dtype)
+    size = packed.num_bytes // 5
+    assert packed.data.size == packed.num_bytes
+    third = packed.data[3 * size : 4 * size]
+    if stored == "bf16":
+        assert raw.values is not None and packed.layout == "row_major"
+        np.testing.assert_array_equal(third.view(np.uint16), raw.values.reshape(-1))
+        return
+    assert packed.layout == "blocks16"
+    assert size == matrix_bytes("fp4_e2m1", 24, 64) == packed_bytes(type_) // 5
+    found = unpack_words("fp4_e2m1", third, 24, 64)
+    assert raw.codes is not None and found.codes is not None
+    np.testing.assert_array_equal(found.codes, raw.codes)

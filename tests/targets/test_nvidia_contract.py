@@ -1,0 +1,126 @@
+"""Contractions of NVIDIA targets without a GPU: schedules, refusals, cubins of every form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.contract_graphs import experts, groups, linear, only_body
+from tilewright.codegen.cache import KernelCache
+from tilewright.codegen.emit.registry import emit
+from tilewright.codegen.numerics import derive, segment_length
+from tilewright.codegen.spec import KernelSpec
+from tilewright.graph import Graph, GraphBuilder, Role
+from tilewright.graph.types import BF16, I32, element_type
+from tilewright.targets.registry import resolve
+
+TARGETS = ("sm90", "sm100")
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "fp8": lambda: linear([("fp8", 1280), ("fp8", 512)], 5120),
+    "fp4": lambda: linear([("fp4", 2304), ("fp4", 2304)], 5120, gated=True),
+    "mixed": lambda: linear([("fp8", 64), ("bf16", 64), ("fp4", 72)], 2048),
+    "q4_1": lambda: linear([("q4_1", 4096)], 4096),
+    "q8_0": lambda: linear([("q8_0", 40), ("q8_0", 40)], 1024, gated=True),
+    "bf16": lambda: linear([("bf16", 384)], 5120),
+    "f32": lambda: linear([("f32", 24)], 20480),
+    "experts": lambda: experts("fp4", n=2304, k=5120, shared=True, gated=True, count=384, slots=6),
+    "experts w2": lambda: experts("fp4", n=5120, k=2304, shared=False, gated=False, count=384,
+                                  slots=6),
+    "experts fp8": lambda: experts("fp8", n=136, k=288, shared=True, gated=False),
+    "groups": lambda: groups("fp8", n=1024, k=4096, count=8),
+    "groups bf16": lambda: groups("bf16", n=40, k=96),
+}  # fmt: skip
+
+
+def specs(name: str, target_name: str, rows: int) -> list[KernelSpec]:
+    target = resolve(target_name)[0]
+    body = only_body(GRAPHS[name]())
+    template = next(t for t in target.kernels if t.kind == "contract")
+    numerics = derive("contract", body.graph, target)
+    return [
+        KernelSpec("contract", body.graph, "contract", numerics, schedule, body.buffers)
+        for schedule in template.schedules(body.graph, numerics, rows)
+    ]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_schedules_are_many_and_numerics_are_theirs_all(name: str) -> None:
+    known = set()
+    for rows in (1, 16, 64, 512, 4096):
+        found = specs(name, "sm90", rows)
+        assert len({s.schedule for s in found}) == len(found) >= 8
+        known |= {s.numerics for s in found}
+        splits = {s.schedule.values["split"] for s in found}
+        assert splits == ({0} if found[0].numerics.segments == 1 else {0, 1})
+        lists = {s.schedule.values["listed"] for s in found}
+        assert lists == ({0, 1} if name.startswith("experts") else {0})
+    assert len(known) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "segments", "length"),
+    [("fp8", 8, 768), ("q4_1", 8, 512), ("f32", 32, 768), ("experts", 2, 2560),
+     ("experts w2", 1, 2304), ("groups", 4, 1024), ("groups bf16", 1, 256)],
+)  # fmt: skip
+def test_segments_are_as_many_as_fill_the_chip(name: str, segments: int, length: int) -> None:
+    found = specs(name, "sm90", 1)[0]
+    k = int(found.body.type_of(found.body.nodes[0].inputs[0]).shape[-1])
+    assert found.numerics.segments == segments
+    assert segment_length(k, segments) == -(-length // 256) * 256
+
+
+def refused(graph: Graph) -> str | None:
+    template = next(t for t in resolve("sm90")[0].kernels if t.kind == "contract")
+    return template.accepts(only_body(graph).graph)
+
+
+def test_refusals() -> None:
+    b = GraphBuilder("rank")
+    x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=8), 2, 64)
+    b.output("y", b.linear(x, b.weight("w", BF16, 8, 64)))
+    assert refused(b.build()) == "activation has rank 3, want 2"
+    assert refused(linear([("q8_0", 8)], 48)) == "k = 48 is no multiple of the group of 32"
+    b = GraphBuilder("rows")
+    x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=8), 64)
+    table = element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]")
+    b.output("y", b.linear(x, b.weight("w", table, 8, 64)))
+    assert refused(b.build()) == f"weight format {table} has no packed layout"
+    b = GraphBuilder("computed")
+    x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=8), 64)
+    ids = b.input("ids", I32, *x.type.shape[:1], 2)
+    w = b.input("w", BF16, 3, 8, 64)
+    b.output("y", b.op("expert_linear", x, w, ids))
+    assert refused(b.build()) == "second operand is computed, want a weight"
+
+
+def compiled(names: list[str], target_name: str, rows: list[int], count: int, folder: Path) -> None:
+    target, toolchain = resolve(target_name)
+    template = next(t for t in target.kernels if t.kind == "contract")
+    sources = {}
+    for name in names:
+        for number in rows:
+            for spec in specs(name, target_name, number)[:count]:
+                sources[spec.symbol] = emit(spec, template)
+    built = KernelCache(folder, toolchain).build(
+        list(sources.values()), jobs=2, progress=lambda *_: None
+    )
+    toolchain.link(built.objects, folder / "kernels.so")
+    assert set(toolchain.reports) >= set(sources)
+    for symbol, kernels in toolchain.reports.items():
+        for used in kernels:
+            assert used.get("spilled_bytes", 0) == 0, (symbol, used)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", TARGETS)
+def test_experts_compile(name: str, tmp_path: Path) -> None:
+    compiled(["experts fp8"], name, [1], 1, tmp_path)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_form_compiles(name: str, tmp_path: Path) -> None:
+    compiled(list(GRAPHS), name, [1, 512], 1, tmp_path)
