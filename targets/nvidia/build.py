@@ -87,8 +87,8 @@ def build(path: Path, capability: int) -> dict[str, Any]:
             raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
         if made.metadata.shared > MOST_SHARED:
             raise ValueError(
-                f"'{path.stem}.{name}': wants {made.metadata.shared} bytes of shared memory, a block "
-                f"has at most {MOST_SHARED}"
+                f"'{path.stem}.{name}': wants {made.metadata.shared} bytes of shared memory, "
+                f"a block has at most {MOST_SHARED}"
             )
         cubin = path.with_name(f"{path.stem}.{name}.cubin")
         cubin.write_bytes(made.asm["cubin"])
