@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -13,6 +11,8 @@ from pathlib import Path
 
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.target import PreparesHeaders, Toolchain
+from tilewright.codegen.work_folder import work_folder
+from tilewright.graph.errors import TargetError
 
 Progress = Callable[[str, int, int], None]
 MANY = 6  # sources from which on headers are prepared: that takes as long as two or three of them
@@ -37,12 +37,24 @@ class KernelCache:
         self.support_digest = _digest("", *(f"{n}\n{t}" for n, t in sorted(self._support.items())))
 
     def build(self, sources: Sequence[KernelSource], *, jobs: int, progress: Progress) -> Built:
-        """Compile what is not cached, `jobs` at a time, together with the target's host sources."""
+        """Compile what is not cached, `jobs` at a time, together with the target's host sources.
+
+        Raises TargetError where a kernel does not compile, or the cache cannot be written.
+        """
+        try:
+            return self._build(sources, jobs, progress)
+        except OSError as error:
+            raise TargetError(
+                f"kernel cache '{self._folder}': cannot be written: {error.strerror or error}; "
+                "make room there, or name another folder in TILEWRIGHT_CACHE"
+            ) from None
+
+    def _build(self, sources: Sequence[KernelSource], jobs: int, progress: Progress) -> Built:
         self._folder.mkdir(parents=True, exist_ok=True)
         texts = {s.file_name: s.text for s in sources}
         texts |= {n: t for n, t in self._support.items() if n.endswith(".cpp")}
         objects = {name: self._folder / f"{self._key(text)}.o" for name, text in texts.items()}
-        missing = [name for name, path in objects.items() if not path.exists()]
+        missing = [name for name, path in objects.items() if not _is_whole(path)]
         if missing:
             self._compile(texts, objects, missing, jobs, progress)
         return Built(tuple(objects[name] for name in sorted(objects)), len(missing))
@@ -55,8 +67,7 @@ class KernelCache:
         jobs: int,
         progress: Progress,
     ) -> None:
-        work = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
-        try:
+        with work_folder(self._folder, "build-") as work:
             for name, text in self._support.items():
                 (work / name).write_text(text)
             progress("compile", 0, len(missing))
@@ -75,8 +86,6 @@ class KernelCache:
                     for future in waiting:
                         future.cancel()
                     raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
 
     def _compile_one(self, work: Path, name: str, text: str, target: Path) -> None:
         source = work / name
@@ -87,6 +96,14 @@ class KernelCache:
 
     def _key(self, text: str) -> str:
         return _digest(self._toolchain.identity(), self.support_digest, text)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an object is there. An empty one is what a machine that lost power leaves."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _digest(*parts: str) -> str:

@@ -21,6 +21,7 @@ from tilewright.codegen.plan import Bucket, Candidate, Chooser, bucket_rows
 from tilewright.codegen.select import Choice
 from tilewright.codegen.spec import KernelSpec, Numerics
 from tilewright.codegen.target import Target
+from tilewright.codegen.work_folder import locked
 from tilewright.graph.errors import LowerError
 
 BUDGET = 16  # candidates measured per body and bucket, in either mode
@@ -70,12 +71,29 @@ class TuningRecords:
         return tuple(self._records.values())
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Write all records, and those that another process added in the meantime."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path.parent):
+                if self.path.exists():
+                    self._records = {r.key: r for r in _read(self.path)} | self._records
+                self._replace()
+        except OSError as error:
+            raise LowerError(
+                f"tuning records '{self.path}': cannot be written: {error.strerror or error}; "
+                "make room there, or name another folder in TILEWRIGHT_CACHE"
+            ) from None
+
+    def _replace(self) -> None:
         rows = [asdict(r) for _, r in sorted(self._records.items())]
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix="tuned-", suffix=".json")
-        with os.fdopen(handle, "w") as file:
-            json.dump(rows, file, indent=1)
-        os.replace(name, self.path)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(rows, file, indent=1)
+            os.replace(name, self.path)
+        except BaseException:
+            os.unlink(name)
+            raise
 
 
 def _read(path: Path) -> list[TuningRecord]:

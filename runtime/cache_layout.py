@@ -146,6 +146,13 @@ def _ring_width(manifest: Manifest, window: PoolLayout, reach: int) -> int:
     return width
 
 
+def ring_widths(manifest: Manifest) -> frozenset[str]:
+    """Return the dims that are widths of window tables: every step has them at their limit."""
+    names = (TABLES_INPUT[WINDOW], TAIL_TABLES)
+    widths = [i.shape[1] for i in manifest.inputs if i.name in names and len(i.shape) == 2]
+    return frozenset(w for w in widths if isinstance(w, str))
+
+
 def ring_pages(reach: int, tokens: int, page_positions: int) -> int:
     """Pages that `tokens` consecutive positions and the `reach` - 1 before them may touch."""
     return -(-(reach + tokens - 2) // page_positions) + 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,25 +14,19 @@ from tilewright.runtime.snapshot import Rows
 Slots = NDArray[Any]
 
 
-class LiveStates(Protocol):
-    """What holds the states."""
-
-    def state(self, name: str) -> NDArray[Any]:
-        """Return a state's live memory."""
-
-
 class StateMemory:
-    """The states of both pools as arrays `[pages, .., entries, width]`."""
+    """The states of both pools, live arrays `[pages, .., entries, width]` that `state` returns by
+    name."""
 
-    def __init__(self, holder: LiveStates, layout: CacheLayout) -> None:
-        self._holder = holder
+    def __init__(self, state: Callable[[str], NDArray[Any]], layout: CacheLayout) -> None:
+        self._state = state
         self._block_states = layout.blocks.states
         self.window_states = layout.window.states if layout.window else ()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every state of scope block."""
         for state in self._block_states:
-            array = self._holder.state(state.name)
+            array = self._state(state.name)
             for source, target in pairs:
                 array[target] = array[source]
 
@@ -47,5 +41,5 @@ class StateMemory:
         found[pages, entries] = rows
 
     def _locate(self, state: str, slots: Slots) -> tuple[NDArray[Any], Slots, Slots]:
-        array = np.moveaxis(self._holder.state(state), -2, 1)  # entries after pages
+        array = np.moveaxis(self._state(state), -2, 1)  # entries after pages
         return array, *np.divmod(slots, array.shape[1])

@@ -24,7 +24,6 @@ from tilewright.runtime.batch import Batch
 from tilewright.runtime.blocks import BlockPool
 from tilewright.runtime.cache import Cache, CacheSettings, WindowPages, page_counts
 from tilewright.runtime.cache_layout import cache_layout
-from tilewright.runtime.cache_memory import StateMemory
 from tilewright.runtime.decide import Decided, decide, take
 from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
@@ -93,9 +92,7 @@ class Engine:
                 pool=pool, reach=layout.reach, width=layout.ring_width, replay=layout.replay
             )
         self._executor.allocate_states(counts)
-        # Elsewhere `state` gives a copy, which nothing may be restored into.
-        is_live = self.manifest.target.name == "cpu"
-        memory = StateMemory(self._executor, layout) if is_live else None
+        memory = self._executor.cache_memory(layout)
         pool = BlockPool(blocks, self.model.block_size)
         return Cache(pool, window, memory=memory, settings=settings)
 

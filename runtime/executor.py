@@ -18,12 +18,14 @@ import numpy as np
 
 from tilewright.runtime.artifact import BucketRecord, LaunchRecord
 from tilewright.runtime.artifact_files import LoadedArtifact
+from tilewright.runtime.cache_layout import CacheLayout
 from tilewright.runtime.choose import Chooser
 from tilewright.runtime.devices.device import Device, Observer, Step
 from tilewright.runtime.devices.launch_table import LaunchFailed
 from tilewright.runtime.devices.memory import Array, numpy_type
 from tilewright.runtime.devices.memory import as_torch as as_torch
 from tilewright.runtime.plan_memory import bound_shape, sort_buckets
+from tilewright.runtime.snapshot import CacheMemory
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class Executor:
         if self._state_dims is None or name not in names:
             raise ValueError(f"state '{name}': not allocated: states are {', '.join(names)}")
         return self._session.state(name, self._state_dims)
+
+    def cache_memory(self, layout: CacheLayout) -> CacheMemory:
+        """Return what copies between the states, which must be allocated, and snapshots."""
+        return self._session.cache_memory(layout)
 
     def run(self, inputs: Mapping[str, Array], dims: Mapping[str, int]) -> Mapping[str, Array]:
         """Run one step; return the outputs on the host, valid until the next run.

@@ -35,7 +35,7 @@ class Opening:
     def _blocks(self, manifest: Manifest) -> int:
         size, tokens = manifest.model.block_size, self.cache_tokens
         most = next(d.upper for d in manifest.dims if d.name == "cache_blocks")
-        contexts = max(manifest.model.max_context * CACHED_CONTEXTS, size)
+        contexts = min(max(manifest.model.max_context * CACHED_CONTEXTS, size), most * size)
         wanted = contexts if tokens is None else tokens
         if type(wanted) is not int or not size <= wanted <= most * size:
             raise RequestError(

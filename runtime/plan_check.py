@@ -16,6 +16,7 @@ from tilewright.runtime.artifact import (
     BucketRecord,
     LaunchRecord,
     Manifest,
+    ModelRecord,
     Placement,
     StateRecord,
     TensorRecord,
@@ -33,6 +34,7 @@ _FORMS = ("ceildiv", "add", "mul", "max", "min")
 def check_manifest(manifest: Manifest) -> None:
     """Raise ArtifactError unless the manifest is consistent in itself."""
     _check_choices(manifest)
+    _check_model(manifest.model, manifest.outputs)
     _check_dims(manifest)
     for kind, names in _names(manifest).items():
         _check_unique(kind, names)
@@ -100,6 +102,27 @@ def _check_choices(manifest: Manifest) -> None:
     ):
         if value not in choices:
             raise ArtifactError(f"{field} '{value}': unknown: have {', '.join(choices)}")
+
+
+def _check_model(model: ModelRecord, outputs: tuple[TensorRecord, ...]) -> None:
+    """Check what requests are checked against: it has to be what the kernels compute."""
+    for name in ("vocab_size", "max_context", "block_size"):
+        if not 1 <= getattr(model, name) <= MAX_VALUE:
+            raise ArtifactError(f"model '{name}': got {getattr(model, name)}, want at least 1")
+    for tensor in outputs:
+        if tensor.name == "logits" and tensor.shape[-1:] != (model.vocab_size,):
+            raise ArtifactError(
+                f"model 'vocab_size': differs from the output 'logits': got {model.vocab_size}, "
+                f"want {list(tensor.shape[-1:])}"
+            )
+    special = [("eos_ids", token) for token in model.eos_ids]
+    special += [("bos_id", model.bos_id)] if model.bos_id is not None else []
+    for name, token in special:
+        if not 0 <= token < model.vocab_size:
+            raise ArtifactError(
+                f"model '{name}': outside the vocabulary: got {token}, "
+                f"want 0 to {model.vocab_size - 1}"
+            )
 
 
 def _check_dims(manifest: Manifest) -> None:

@@ -15,6 +15,7 @@ from tilewright.tools.commands.generate import generate
 from tilewright.tools.commands.logits import logits
 from tilewright.tools.commands.tune import tune
 from tilewright.tools.failures import Command, CommandError, Commands
+from tilewright.tools.streams import prepare_streams
 
 _FORWARD = {
     "allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": [],
@@ -72,11 +73,13 @@ single.command("compile-model", cls=Command)(compile_command)
 
 def main() -> None:
     """Run `tilewright`."""
+    prepare_streams()
     app()
 
 
 def compile_model() -> None:
     """Run `compile-model`."""
+    prepare_streams()
     single()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -34,8 +36,8 @@ def sentence_of(error: BaseException) -> str | None:
         text = str(getattr(error, "format_message")()).rstrip(".")
         return f"{text}; see {call.command_path} --help" if call else text
     if isinstance(error, OSError):
-        name = "" if error.filename is None else f"'{error.filename}': "
-        return f"{name}{error.strerror or error}"
+        name = "reading or writing" if error.filename is None else f"'{error.filename}'"
+        return f"{name}: {error.strerror or error}"
     if isinstance(error, CommandError) or any(isinstance(error, kind) for kind in _loaded()):
         return " ".join(str(error).split())
     return None
@@ -47,8 +49,11 @@ def _loaded() -> list[type[BaseException]]:
     return [getattr(module, name) for module, name in modules if hasattr(module, name)]
 
 
-def run_reported(run: Callable[[], Any]) -> int:
-    """Run a command; return its exit code, with one sentence on stderr where it failed."""
+def run_reported(run: Callable[[], Any], *, as_json: bool = False) -> int:
+    """Run a command; return its exit code, with one sentence on stderr where it failed.
+
+    `as_json`: who reads JSON on stdout finds the sentence there too, as `{"error": ...}`.
+    """
     try:
         code = run()
         sys.stdout.flush()
@@ -64,25 +69,39 @@ def run_reported(run: Callable[[], Any]) -> int:
         if sentence is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)
+        if as_json:
+            _print_json(sentence)
         return USAGE if isinstance(error, (_UsageError, CommandUsageError)) else FAILED
     if code == INTERRUPTED:  # also how typer reports Ctrl-C
         print("interrupted", file=sys.stderr)
+        if as_json:
+            _print_json("interrupted")
     return code
+
+
+def _print_json(sentence: str) -> None:
+    """Print a failure for a program; stdout may be what failed."""
+    with suppress(OSError):
+        print(json.dumps({"error": sentence}), flush=True)
+
+
+def _wants_json(arguments: Sequence[str] | None) -> bool:
+    return "--json" in (sys.argv[1:] if arguments is None else arguments)
 
 
 class Commands(TyperGroup):
     """A group of commands whose failures are reported in one sentence."""
 
-    def main(self, *args: Any, **settings: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
         settings["standalone_mode"] = False
-        run = super().main
-        sys.exit(run_reported(lambda: run(*args, **settings)))
+        run, as_json = super().main, _wants_json(args)
+        sys.exit(run_reported(lambda: run(args, *more, **settings), as_json=as_json))
 
 
 class Command(TyperCommand):
     """A single command whose failures are reported in one sentence."""
 
-    def main(self, *args: Any, **settings: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
         settings["standalone_mode"] = False
-        run = super().main
-        sys.exit(run_reported(lambda: run(*args, **settings)))
+        run, as_json = super().main, _wants_json(args)
+        sys.exit(run_reported(lambda: run(args, *more, **settings), as_json=as_json))

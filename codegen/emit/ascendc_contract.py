@@ -17,13 +17,14 @@ from tilewright.codegen.emit.ascendc_host import Launch, stored_as
 from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.ascendc_text import offset
-from tilewright.codegen.emit.cpp import environment, sections_of
+from tilewright.codegen.emit.cpp import environment
 from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.cpp_route import routing
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.pack_ascend import code_bytes, coded_bytes
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, evaluate, to_json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.codegen.arguments import ancestors
@@ -14,6 +15,7 @@ from tilewright.codegen.emit.triton_host import (
     parameters,
     workspace_pointers,
 )
+from tilewright.codegen.emit.triton_places import joined_masks
 from tilewright.codegen.emit.triton_rows import power_of_two
 from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
 from tilewright.codegen.expr import print_scalar
@@ -25,6 +27,16 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Const
 
 ROW = Index("row", block=False)
+NO_REQUEST = 2147483647
+
+
+@dataclass(frozen=True)
+class Place:
+    """Elements of attention rows: statements that declare positions, head and column, the row."""
+
+    lines: tuple[str, ...]
+    index: tuple[Index, Index]
+    row: Index = ROW
 
 
 def attend(spec: KernelSpec) -> Mapping[str, Any]:
@@ -40,8 +52,11 @@ def attend(spec: KernelSpec) -> Mapping[str, Any]:
     cast = triton_type(body.type_of(k).dtype)
     chunks: DimJson = ["ceildiv", ["mul", stride, block_size], spec.numerics.chunk]
     launches, scratch = _launches(spec, tokens, heads, kv_heads, width, chunks)
-    tile = _tile(each, group, width, padded)
-    query, query_value = query_lines(body, q, tokens, *tile)
+    tile = schedule["tile"]
+    if tile > 1:
+        group = max(16, power_of_two(tile * each))
+    place = _place(each, group, width, padded, tile)
+    query, query_value = query_lines(body, q, tokens, place)
     member = Index("member", block=False)
     lanes = Index("across", f"across < {width}" if padded != width else "")
     return {
@@ -50,6 +65,9 @@ def attend(spec: KernelSpec) -> Mapping[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads,
         "heads_each": each,
+        "tile": tile,
+        "num_tokens": to_json(tokens),
+        "no_request": NO_REQUEST,
         "group": group,
         "width": width,
         "padded": padded,
@@ -68,8 +86,8 @@ def attend(spec: KernelSpec) -> Mapping[str, Any]:
         "precision": ', input_precision="ieee"' if cast == "float32" else "",
         "query": query,
         "query_value": query_value,
-        "epilogue": epilogue_lines(body, anchor, tokens, *tile),
-        "combine_epilogue": epilogue_lines(body, anchor, tokens, [], (member, lanes)),
+        "epilogue": epilogue_lines(body, anchor, tokens, place),
+        "combine_epilogue": epilogue_lines(body, anchor, tokens, Place((), (member, lanes))),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
     }
@@ -86,7 +104,9 @@ def _launches(
     schedule, count = spec.schedule.values, to_json(tokens)
     warps, stages = schedule["warps"], schedule["stages"]
     if not schedule["split"]:
-        return [Launch("attend", (count, kv_heads, 1), warps, stages)], 0
+        tile = schedule["tile"]
+        tiles: DimJson = ["ceildiv", count, tile] if tile > 1 else count
+        return [Launch("attend", (tiles, kv_heads, 1), warps, stages)], 0
     parts: DimJson = ["mul", count, heads, chunks, 4]
     work, scratch = workspace_pointers(
         {
@@ -101,47 +121,48 @@ def _launches(
     ], scratch
 
 
-def _tile(each: int, group: int, width: int, padded: int) -> tuple[list[str], tuple[Index, Index]]:
-    """Positions of a kv head's query heads by the width of a head."""
+def _place(each: int, group: int, width: int, padded: int, tile: int) -> Place:
+    """A kv head's query heads, of one token or of `tile` tokens, by the width of a head."""
+    member = "member" if tile == 1 else f"(member % {each})"
     lines = [
         f"member = tl.arange(0, {group})[:, None]",
-        f"head = kv_head * {each} + member",
+        f"head = kv_head * {each} + {member}",
         f"lane = tl.arange(0, {padded})[None, :]",
     ]
-    head = Index("head", f"member < {each}" if group != each else "")
-    return lines, (head, Index("lane", f"lane < {width}" if padded != width else ""))
+    lane = Index("lane", f"lane < {width}" if padded != width else "")
+    if tile == 1:
+        head = Index("head", f"member < {each}" if group != each else "")
+        return Place(tuple(lines), (head, lane))
+    lines.append("row = token.to(tl.int64)[:, None]")
+    return Place(tuple(lines), (Index("head"), lane), Index("row", "real[:, None]"))
 
 
-def query_lines(
-    body: Graph, q: str, tokens: Dim, lines: list[str], index: tuple[Index, Index]
-) -> tuple[list[str], str]:
-    """Return statements, after `lines`, and the value of the queries at an index of a token."""
+def query_lines(body: Graph, q: str, tokens: Dim, place: Place) -> tuple[list[str], str]:
+    """Return statements, and the value of the queries at a place."""
     names = ancestors(body, q) if q in body.node else []
-    values, scope = Values(body, names, tokens, ROW, {}), Scope(list(lines))
-    found = values.operand(scope, q, index, 3, ROW)
+    values, scope = Values(body, names, tokens, place.row, {}), Scope(list(place.lines))
+    found = values.operand(scope, q, place.index, 3, place.row)
     # Positions past the heads and the width take part in products: they must hold 0.
-    masks = " & ".join(f"({i.mask})" for i in index if i.mask)
+    masks = joined_masks((place.row, *place.index))
     return scope.lines, f"tl.where({masks}, {found}, 0.0)" if masks and names else found
 
 
-def epilogue_lines(
-    body: Graph, anchor: Node, tokens: Dim, lines: list[str], index: tuple[Index, Index]
-) -> list[str]:
+def epilogue_lines(body: Graph, anchor: Node, tokens: Dim, place: Place) -> list[str]:
     """Elementwise nodes on the values `mixed`, and the stores of what leaves the kernel."""
     before = set(ancestors(body, anchor.name))
     names = [n.name for n in body.nodes if n.name not in before]
-    values = Values(body, names, tokens, ROW, {anchor.name: "mixed"})
-    scope = Scope(list(lines))
+    values = Values(body, names, tokens, place.row, {anchor.name: "mixed"})
+    scope, (head, lane) = Scope(list(place.lines)), place.index
     heads, width = (constant(d) for d in anchor.type.shape[1:])
     for _, value in body.outputs:
         type_ = body.type_of(value)
         if type_.shape != anchor.type.shape:
             raise LowerError(f"output '{value}': got {type_}, want the shape of {anchor.type}")
-        text = values.operand(scope, value, index, 3, ROW)
+        text = values.operand(scope, value, place.index, 3, place.row)
         dtype = triton_type(type_.dtype)
         narrowed = text if dtype == "float32" else f"{text}.to(tl.{dtype})"
-        masks = " & ".join(f"({i.mask})" for i in index if i.mask)
-        at = f"(row * {heads} + {index[0].text}) * {width} + {index[1].text}"
+        masks = joined_masks((place.row, head, lane))
+        at = f"({place.row.text} * {heads} + {head.text}) * {width} + {lane.text}"
         mask = f", mask={masks}" if masks else ""
         scope.lines.append(f"tl.store({value} + {at}, {narrowed}{mask})")
     return scope.lines

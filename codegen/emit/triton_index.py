@@ -16,6 +16,7 @@ from tilewright.codegen.emit.triton_host import (
     workspace_pointers,
 )
 from tilewright.codegen.emit.triton_paged import (
+    COLUMNS,
     LEAST,
     decoded,
     product_type,
@@ -79,7 +80,7 @@ def selection(spec: KernelSpec) -> Mapping[str, Any]:
     q, w, keys, positions, rows, tables = node.inputs[:6]
     heads, width = (constant(d) for d in body.type_of(q).shape[1:])
     stored = body.type_of(keys)
-    cut = slices_of(width, [stored.dtype])
+    cut = slices_of(width, [stored.dtype], COLUMNS)
     cast = product_type([body.type_of(q).dtype, stored.dtype])
     lanes = max(LEAST, power_of_two(heads))
     given = constant(body.type_of(node.inputs[6]).shape[1]) if len(node.inputs) > 6 else 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.codegen.emit.shapes import constant
-from tilewright.codegen.emit.triton_attend import epilogue_lines, query_lines
+from tilewright.codegen.emit.triton_attend import Place, epilogue_lines, query_lines
 from tilewright.codegen.emit.triton_host import (
     Launch,
     host_text,
@@ -35,28 +35,30 @@ _ENTRIES = {"attend_compressed": "all", "attend_selected": "selected"}
 
 def latent(spec: KernelSpec) -> Mapping[str, Any]:
     """Return the template's variables."""
-    body, schedule = spec.body, spec.schedule.values
+    body, schedule, chunk = spec.body, spec.schedule.values, spec.numerics.chunk
     (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
     q, _, positions, request_rows, _, sink = anchor.inputs[:6]
     heads, width = (constant(d) for d in anchor.type.shape[1:])
     states = _states(body, anchor)
-    cut = slices_of(width, states)
+    cut = slices_of(width, states, schedule["columns"])
     cast = product_type([body.type_of(q).dtype, *states])
     group, padded = schedule["heads"], power_of_two(width)
     lists, units = _lists(spec, anchor, cut)
     launches, scratch = _launches(spec, anchor, units)
     head, across = Index("head", block=False), "across < %d" % width if padded != width else ""
-    tiles = [_tile(s, group, heads) for s in cut]
+    places = [_place(s, group, heads) for s in cut]
     tokens = anchor.type.shape[0]
     return {
         "parameters": parameters(spec, launches[0]),
         "split": bool(schedule["split"]),
+        "reload": bool(schedule["split"]) or group < 64,
         "heads": heads,
         "group": group,
         "width": width,
         "padded": padded,
-        "chunk": spec.numerics.chunk,
+        "chunk": chunk,
         "window": int(str(anchor.attr["window"])),
+        "halves": [chunk >> i for i in range(1, chunk.bit_length())],
         "slices": cut,
         "lists": lists,
         "num_units": _text(units),
@@ -66,10 +68,10 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
         "scale": print_scalar(Const(float(str(anchor.attr["scale"]))), {}, "triton"),
         "cast": cast,
         "precision": ', input_precision="ieee"' if cast == "float32" else "",
-        "query": _queries(body, q, anchor, tiles, cast),
-        "epilogue": [epilogue_lines(body, anchor, tokens, *tile) for tile in tiles],
+        "query": _queries(body, q, anchor, places, cast),
+        "epilogue": [epilogue_lines(body, anchor, tokens, place) for place in places],
         "combine_epilogue": epilogue_lines(
-            body, anchor, tokens, [], (head, Index("across", across))
+            body, anchor, tokens, Place((), (head, Index("across", across)))
         ),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
@@ -80,23 +82,24 @@ def _states(body: Graph, anchor: Node) -> list[Any]:
     return [body.type_of(i).dtype for i in (anchor.inputs[1], *anchor.inputs[6:7])]
 
 
-def _tile(s: Slice, group: int, heads: int) -> tuple[list[str], tuple[Index, Index]]:
+def _place(s: Slice, group: int, heads: int) -> Place:
     """Positions of a program's heads by the columns of a slice."""
-    lines = [
+    lines = (
         f"head = group * {group} + tl.arange(0, {group})[:, None]",
         f"lane = {s.first} + tl.arange(0, {s.span})[None, :]",
-    ]
+    )
     head = Index("head", f"head < {heads}" if heads % group else "")
-    return lines, (head, Index("lane", f"lane < {s.first + s.count}" if s.count != s.span else ""))
+    lane = Index("lane", f"lane < {s.first + s.count}" if s.count != s.span else "")
+    return Place(lines, (head, lane))
 
 
 def _queries(
-    body: Graph, q: str, anchor: Node, tiles: Sequence[Any], cast: str
+    body: Graph, q: str, anchor: Node, places: Sequence[Place], cast: str
 ) -> list[list[str]]:
     """Return for each slice the statements that leave its queries, q_0, q_1, .."""
     found = []
-    for i, (lines, index) in enumerate(tiles):
-        made, value = query_lines(body, q, anchor.type.shape[0], lines, index)
+    for i, place in enumerate(places):
+        made, value = query_lines(body, q, anchor.type.shape[0], place)
         found.append([*made, f"q_{i} = {value}.to(tl.{cast})"])
     return found
 
@@ -107,7 +110,9 @@ def _lists(
     """Return the lists of entries of a token, and how many units one may have."""
     body, chunk, window = spec.body, spec.numerics.chunk, int(str(anchor.attr["window"]))
     start = -(-window // chunk)
-    lists = [{"kind": "window", "start": 0, **_state(body, anchor, (1, 4), cut)}]
+    lists: list[Mapping[str, Any]] = [
+        {"kind": "window", "start": 0, **_state(body, anchor, (1, 4), cut)}
+    ]
     if len(anchor.inputs) == 6:
         return lists, start
     found = {"kind": _ENTRIES[anchor.op], "start": start, **_state(body, anchor, (6, 7), cut)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.codegen.emit.triton_rows import power_of_two
 from tilewright.graph.types import BF16, BlockFormat, ElementType
 
-COLUMNS = 128  # of a row, decoded and multiplied together
+COLUMNS = 128  # of a row that are decoded together, at most
 LEAST = 16  # of a product's axis
 
 
@@ -21,14 +21,16 @@ class Slice:
     span: int
 
 
-def slices_of(width: int, formats: Iterable[ElementType]) -> tuple[Slice, ...]:
-    """Cut a row so that no slice has both codes and a tail, in any of the formats."""
+def slices_of(
+    width: int, formats: Iterable[ElementType], most: int
+) -> tuple[Slice, ...]:
+    """Cut a row into slices of `most` columns, none with both codes and a tail in any format."""
     tails = {f.tail for f in formats if isinstance(f, BlockFormat)}
     ends = sorted({width - tail for tail in tails} | {width})
     found, first = [], 0
     for end in ends:
         while first < end:
-            count = min(COLUMNS, end - first)
+            count = min(most, end - first)
             found.append(Slice(first, count, max(LEAST, power_of_two(count))))
             first += count
     return tuple(found)

@@ -19,6 +19,7 @@ import numpy as np
 import tvm_ffi
 
 from tilewright.runtime.artifact import Argument, Manifest, TargetRecord, evaluate
+from tilewright.runtime.cache_memory import StateMemory
 from tilewright.runtime.choose import Chooser, HostChooser
 from tilewright.runtime.devices import ascend950_model
 from tilewright.runtime.devices.device import Observer, Step
@@ -41,6 +42,7 @@ from tilewright.runtime.plan_memory import ARENA, PlanMemory, Region, bound_shap
 
 if TYPE_CHECKING:
     from tilewright.runtime.artifact_files import LoadedArtifact
+    from tilewright.runtime.cache_layout import CacheLayout
 
 __all__ = [
     "Array", "Bytes", "Call", "CpuDevice", "CpuLibrary", "CpuPool", "LaunchFailed", "LaunchTable",
@@ -229,6 +231,7 @@ class CpuSession:
             self._memory[region] = allocate(size)
         self._tables: dict[str, LaunchTable] = {}
         self._viewed: Step | None = None
+        self._state_dims: dict[str, int] = {}
         self._pool = device.create_pool(self._library)
 
     def close(self) -> None:
@@ -241,10 +244,16 @@ class CpuSession:
             self._memory[region] = allocate(size)
         self._tables.clear()
         self._viewed = None
+        self._state_dims = dict(dims)
 
     def state(self, name: str, dims: Mapping[str, int]) -> Array:
         """Return a state's live memory."""
         return self._view("state", name, dims)
+
+    def cache_memory(self, layout: CacheLayout) -> StateMemory:
+        """Return what copies between the states and snapshots."""
+        dims = self._state_dims
+        return StateMemory(lambda name: self.state(name, dims), layout)
 
     def write_inputs(self, step: Step, inputs: Mapping[str, Array]) -> None:
         """Copy arrays that have the types and shapes the step wants."""

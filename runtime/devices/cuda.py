@@ -15,6 +15,7 @@ import torch
 
 from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.cache import page_counts
+from tilewright.runtime.cache_layout import ring_widths
 from tilewright.runtime.devices.chip import FreeMemory, Replay
 from tilewright.runtime.devices.cuda_checks import (
     CudaFacts,
@@ -166,13 +167,13 @@ def memory_needs(plan: PlanMemory, cache_blocks: int, graphs: bool) -> MemoryNee
 
 def graph_bytes(plan: PlanMemory) -> int:
     """Return what all graphs take together if every one is captured."""
-    total = 0
+    total, fixed = 0, ring_widths(plan.manifest)
     for bucket in plan.buckets:
         if bucket.bounds.get("tokens", 0) > GRAPH_TOKENS:
             continue
         shapes = 1
         for dim in plan.manifest.dims:
-            if dim.role != "batch":
+            if dim.role != "batch" and dim.name not in fixed:
                 shapes *= next_power(bucket.bounds.get(dim.name, dim.upper)).bit_length()
         total += shapes * len(bucket.launches) * LAUNCH_GRAPH_BYTES
     return total

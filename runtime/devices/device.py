@@ -16,7 +16,9 @@ from tilewright.runtime.devices.memory import Array, Bytes
 
 if TYPE_CHECKING:
     from tilewright.runtime.artifact_files import LoadedArtifact
+    from tilewright.runtime.cache_layout import CacheLayout
     from tilewright.runtime.choose import Chooser
+    from tilewright.runtime.snapshot import CacheMemory
 
 
 class Observer(Protocol):
@@ -60,6 +62,10 @@ class Session(Protocol):
 
     def state(self, name: str, dims: Mapping[str, int]) -> Array:
         """Return a state's memory on the host: live, or a copy."""
+
+    def cache_memory(self, layout: CacheLayout) -> CacheMemory:
+        """Return what copies between the states that are allocated when it is called and
+        snapshots."""
 
     def write_inputs(self, step: Step, inputs: Mapping[str, Array]) -> None:
         """Take arrays that have the types and shapes the step wants."""

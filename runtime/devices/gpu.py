@@ -14,14 +14,16 @@ import numpy as np
 import torch
 
 from tilewright.runtime.artifact import Argument, BucketRecord, evaluate
+from tilewright.runtime.cache_layout import CacheLayout
 from tilewright.runtime.choose import Chooser
 from tilewright.runtime.choose_torch import TorchChooser
 from tilewright.runtime.devices.chip import Chip, Replay
 from tilewright.runtime.devices.device import Observer, Step
 from tilewright.runtime.devices.gpu_library import GpuLibrary, GpuTable
+from tilewright.runtime.devices.gpu_states import GpuStateMemory
 from tilewright.runtime.devices.launch_table import LaunchLayout
 from tilewright.runtime.devices.memory import POISON, TYPES, Array, as_torch
-from tilewright.runtime.devices.padding import fill, padded_dims, padding_of
+from tilewright.runtime.devices.padding import fill, padded_dims, paddings
 from tilewright.runtime.plan_check import tensor_bytes
 from tilewright.runtime.plan_memory import ARENA, SCRATCH, PlanMemory, Region, bound_shape, lay_out
 
@@ -69,6 +71,7 @@ class GpuSession:
         self._poison = poison
         self._has_graphs = graphs
         self._plan = PlanMemory(artifact.manifest, 1)
+        self._padding = paddings(artifact.manifest)
         self._memory: dict[Region, torch.Tensor] = {}
         self._state_dims: dict[str, int] = {}
         self._tables: dict[str, GpuTable] = {}
@@ -133,6 +136,14 @@ class GpuSession:
         with self._chip.active():
             return _on_host(self._view(("state", name), 0, dims))
 
+    def cache_memory(self, layout: CacheLayout) -> GpuStateMemory:
+        """Return what copies between the states and snapshots."""
+
+        def view(name: str) -> torch.Tensor:
+            return self._view(("state", name), 0, self._state_dims)
+
+        return GpuStateMemory(self._chip, view, layout)
+
     # --- steps ----------------------------------------------------------------------------------
 
     def write_inputs(self, step: Step, inputs: Mapping[str, Array]) -> None:
@@ -141,7 +152,7 @@ class GpuSession:
             self._prepare(step)
         self._chip.wait_for_copies()
         for name, view in self._input_views.items():
-            fill(view, inputs[name], padding_of(name))
+            fill(view, inputs[name], self._padding[name])
 
     def _prepare(self, step: Step) -> None:
         manifest, bucket = self._plan.manifest, step.bucket

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tilewright.runtime.errors import ArtifactError
+from tilewright.runtime.errors import ArtifactError, RequestError
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -62,9 +62,18 @@ def as_torch(array: Array, dtype: str) -> torch.Tensor:
 
 
 def allocate(num_bytes: int) -> Bytes:
-    """Return zeroed bytes at a page boundary; pages cost memory only once touched."""
+    """Return zeroed bytes at a page boundary; pages cost memory only once touched.
+
+    Raises RequestError if the system has no room for as many.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    pages = mmap.mmap(-1, max(num_bytes, 1), flags=flags)
+    try:
+        pages = mmap.mmap(-1, max(num_bytes, 1), flags=flags)
+    except (OSError, OverflowError) as error:
+        raise RequestError(
+            f"engine 'memory': cannot be had: got a request for {num_bytes} bytes, want less "
+            f"({error}); give a smaller cache_tokens, or compile for a smaller context"
+        ) from None
     return np.frombuffer(pages, np.uint8, num_bytes)
 
 

@@ -1,7 +1,8 @@
 """Steps padded to the limits of their bucket, so that one captured graph serves them all.
 
-A padded token has id 0, position 0, request row 0 and slot -1, which means that nothing is stored
-for it; a padded row of logits is row 0. Kernels compute such rows, and nobody reads them.
+A padded token has id 0 and request row 0; nothing is stored for it. Where slots are an input, its
+slot is -1 and its position 0; where the graph finds slots by positions, its position is -1. A
+padded row of logits is row 0. Kernels compute such rows, and nobody reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from tilewright.runtime.artifact import BucketRecord, Manifest
 from tilewright.runtime.devices.memory import Array
 
-NO_SLOT = -1
+NOTHING = -1
 
 
 def padded_dims(
@@ -42,9 +43,16 @@ def next_power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def padding_of(input_name: str) -> int:
-    """Return what a padded entry of an input holds."""
-    return NO_SLOT if input_name == "slots" or input_name.endswith("_slots") else 0
+def paddings(manifest: Manifest) -> dict[str, int]:
+    """Return what a padded entry of each input holds."""
+    names = [i.name for i in manifest.inputs]
+    marks = "slots" if any(_is(n, "slots") for n in names) else "positions"
+    return {name: NOTHING if _is(name, marks) else 0 for name in names}
+
+
+def _is(input_name: str, mark: str) -> bool:
+    """Say whether an input is of that name, or a variant of it such as that of a tail."""
+    return input_name == mark or input_name.endswith(f"_{mark}")
 
 
 def fill(target: Array, array: Array, padding: int) -> None:

@@ -52,6 +52,11 @@ class CppToolchain:
         prepared = ["-include", str(every)] if every.exists() else []
         flags = [*self._flags(source.parent), *prepared]
         self._run([*flags, "-c", str(source), "-o", str(output)], source.stem)
+        if not output.exists():
+            raise TargetError(
+                f"kernel '{source.stem}': the C++ compiler '{self.compiler}' wrote no object: "
+                "name another one in TILEWRIGHT_CXX"
+            )
 
     def prepare(self, folder: Path) -> None:
         """Precompile all headers in `folder`; same flags and text, so the same code."""
@@ -65,6 +70,8 @@ class CppToolchain:
         output = work / f"{ALL_HEADERS}.gch"
         header = ["-x", "c++-header", str(work / ALL_HEADERS), "-o", str(output)]
         self._run([*self._flags(folder), *header], "headers")
+        if not output.exists():
+            return  # a compiler without precompiled headers: kernels compile all the same
         for path in (output, work / ALL_HEADERS):  # the text last: it says that both are there
             path.rename(folder / path.name)
 

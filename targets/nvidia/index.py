@@ -45,9 +45,8 @@ def select_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     Buffers are cut in registers, so that large ones need more warps.
     """
     (node,) = body.nodes
-    splits = (32, 8, 1) if rows <= 4 else (8, 32, 1) if rows <= 16 else (1, 2, 4)
-    if rows > 128:
-        splits = (1,)
+    few = rows <= 16
+    splits = (32, 8, 1) if rows <= 4 else (8, 32, 1) if few else (1, 2, 4)[: 1 if rows > 128 else 3]
     found = []
     for tile in _TILES:
         most = max(s.capacity for s in streams_of(node, tile))

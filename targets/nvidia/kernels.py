@@ -41,6 +41,9 @@ def _up(num_bytes: int) -> int:
 # --- attention ----------------------------------------------------------------------------------
 
 
+_TILE_ROWS = 32  # query heads of a kv head, of several tokens
+
+
 def accepts_attend(body: Graph) -> str | None:
     (node,) = _anchors(body, Kind.ATTEND)
     if node.op != "attend":
@@ -53,13 +56,24 @@ def accepts_attend(body: Graph) -> str | None:
 
 
 def attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    """Few tokens split a long context over the chip; many fill it with a program each."""
-    forms = (1, 0) if rows <= 16 else (0,)
+    """Few tokens split a long context over the chip; many fill it with a program each; steps so
+    large that they are prompts share the keys of neighbours.
+
+    Tiles have at most 32 rows: more meet another matrix instruction than a token alone.
+    """
+    (node,) = _anchors(body, Kind.ATTEND)
+    each = int(node.type.shape[1]) // int(body.type_of(node.inputs[1]).shape[1])
+    tile = max(1, _TILE_ROWS // each)
+    forms = [(1, 1), (0, 1)] if rows <= 16 else [(0, 1)]
+    if rows > 256:
+        forms = [(0, tile), (0, 1)]
     return tuple(
-        Schedule.of(split=split, warps=warps, stages=stages)
-        for split in forms
-        for stages in (2, 1, 3)
-        for warps in (4, 8, 2)
+        dict.fromkeys(
+            Schedule.of(split=split, tile=tile, warps=warps, stages=stages)
+            for split, tile in forms
+            for stages in (2, 1, 3)
+            for warps in (4, 8, 2)
+        )
     )
 
 

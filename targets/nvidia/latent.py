@@ -60,14 +60,13 @@ def latent_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     heads = int(anchor(body).type.shape[1])
     most = min(64, max(16, 1 << (heads - 1).bit_length()))
     groups = [g for g in (16, 32, 64) if g <= most]
-    warps = {16: (4, 2, 8), 32: (4, 8), 64: (8, 4)}
     forms = (1, 0) if rows <= 16 else (0, 1) if rows <= 64 else (0,)
     found = [
-        Schedule.of(split=split, heads=group, warps=w, stages=stages)
+        Schedule.of(split=split, heads=group, columns=columns, warps=8, stages=stages)
         for stages in (1, 2)
+        for columns in (128, 64)
         for split in forms
         for group in (groups if split else groups[::-1])
-        for w in warps[group]
     ]
     return tuple(dict.fromkeys(found))
 

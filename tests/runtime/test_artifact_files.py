@@ -233,6 +233,17 @@ EDITS: dict[str, Callable[[Tree], Any]] = {
     "manifest 'manifest.model.vocab_size': got '8', want int": lambda t: t["model"].update(
         vocab_size="8"
     ),
+    "model 'vocab_size': got 0, want at least 1": lambda t: t["model"].update(vocab_size=0),
+    "model 'max_context': got -1, want at least 1": lambda t: t["model"].update(max_context=-1),
+    "model 'vocab_size': differs from the output 'logits': got 8, want [9]": lambda t: t[
+        "outputs"
+    ].append({"name": "logits", "dtype": "f32", "shape": ["tokens", 9]}),
+    "model 'eos_ids': outside the vocabulary: got 8, want 0 to 7": lambda t: t["model"].update(
+        eos_ids=[0, 8]
+    ),
+    "model 'bos_id': outside the vocabulary: got -1, want 0 to 7": lambda t: t["model"].update(
+        bos_id=-1
+    ),
     "mode 'quick': unknown: have deterministic, fast": lambda t: t.update(mode="quick"),
     "target 'npu': no device runs it: have cpu, sm90, sm100, ascend950": (
         lambda t: t["target"].update(name="npu")

@@ -144,7 +144,7 @@ class Rig:
         self.cache = Cache(
             self.blocks,
             WindowPages(pool=self.pages, reach=reach, width=layout.ring_width, replay=replay),
-            memory=StateMemory(self.device, layout), settings=CacheSettings(**kept),
+            memory=StateMemory(self.device.state, layout), settings=CacheSettings(**kept),
         )  # fmt: skip
         self.scheduler = Scheduler(self.cache, max_tokens_per_step=most, max_requests=requests)
 

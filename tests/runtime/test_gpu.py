@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 
 from support.host_chip import HostGpu
-from tilewright.runtime.artifact import LaunchRecord
+from tilewright.runtime.artifact import LaunchRecord, TensorRecord
 from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.devices.cpu import CpuDevice
 from tilewright.runtime.devices.gpu import GRAPH_TOKENS
-from tilewright.runtime.devices.padding import fill, padded_dims, padding_of
+from tilewright.runtime.devices.padding import fill, padded_dims, paddings
 from tilewright.runtime.executor import Executor
 
 pytestmark = pytest.mark.cpu
@@ -162,10 +163,16 @@ def test_padding_takes_limits_and_powers_of_two(write_artifact: Write) -> None:
         assert found == {"tokens": 4, "slots": 64, "blocks": want}
 
 
-def test_padded_entries() -> None:
-    assert [padding_of(n) for n in ("slots", "window_slots", "token_ids", "slotsx")] == [
-        -1, -1, 0, 0,
-    ]  # fmt: skip
+def test_padded_entries(write_artifact: Write) -> None:
+    manifest = load_artifact(write_artifact(), HostGpu()).manifest
+
+    def of(*names: str) -> list[int]:
+        inputs = tuple(TensorRecord(n, "i32", ("tokens",)) for n in names)
+        return list(paddings(replace(manifest, inputs=inputs)).values())
+
+    assert of("slots", "window_slots", "positions", "slotsx") == [-1, -1, 0, 0]
+    # Where the graph finds slots itself, no position means none.
+    assert of("positions", "tail_window_positions", "token_ids") == [-1, -1, 0]
     target = np.full((3, 4), 9, np.int32)
     fill(target, np.ones((2, 3), np.int32), 0)
     assert target.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import random
 import sys
 import threading
@@ -18,6 +20,7 @@ import pytest
 from support.tiny import build, tiny
 from tilewright import runtime
 from tilewright.runtime import Engine, RequestError, SamplingParams
+from tilewright.runtime.devices.memory import allocate
 
 pytestmark = pytest.mark.cpu
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -342,3 +345,17 @@ def test_settings_of_an_engine_are_checked(
     with pytest.raises(RequestError) as caught:
         runtime.load(artifact, **settings)
     assert str(caught.value) == sentence
+
+
+def test_memory_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    with pytest.raises(RequestError) as caught:
+        allocate(1 << 50)
+    assert str(caught.value) == (
+        "engine 'memory': cannot be had: got a request for 1125899906842624 bytes, want less "
+        "([Errno 12] Cannot allocate memory); give a smaller cache_tokens, or compile for a "
+        "smaller context"
+    )

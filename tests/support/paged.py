@@ -29,6 +29,7 @@ from tilewright.runtime.blocks import BlockPool
 from tilewright.runtime.cache import Cache, CacheSettings, Tables, WindowPages
 from tilewright.runtime.cache_layout import CacheLayout, PoolLayout, ring_pages
 from tilewright.runtime.cache_memory import StateMemory
+from tilewright.runtime.devices.gpu import GpuSession
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.scheduler import Scheduler
 from tilewright.runtime.step_inputs import StepInputs
@@ -209,7 +210,10 @@ class Compiled:
             self.poison(scope, list(range(count)))
 
     def state(self, name: str) -> Any:
-        """A state's live memory."""
+        """A state's live memory; that of a GPU made of host memory too."""
+        session = self._executor._session
+        if isinstance(session, GpuSession):
+            return session._view(("state", name), 0, session._state_dims).numpy()
         return self._executor.state(name)
 
     def poison(self, scope: str, pages: list[int]) -> None:
@@ -246,8 +250,10 @@ class Served:
         layout = layout_of(graph)
         device: Interpreter | Compiled
         device = Compiled(executor, counts) if executor else Interpreter.of(graph, counts)
+        memory = (executor.cache_memory(layout) if executor
+                  else StateMemory(device.state, layout))  # fmt: skip
         pool = WindowPages(pool=BlockPool(pages, PAGE), reach=layout.reach, width=layout.ring_width)
-        cache = Cache(BlockPool(blocks, BLOCK), pool, memory=StateMemory(device, layout),
+        cache = Cache(BlockPool(blocks, BLOCK), pool, memory=memory,
                       settings=CacheSettings(**settings))  # fmt: skip
         return cls(Scheduler(cache, max_tokens_per_step=most, max_requests=8), cache, device)
 

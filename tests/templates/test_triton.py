@@ -37,6 +37,10 @@ def specs(graph: Any, rows: int) -> list[tuple[str, KernelSpec]]:
     return found
 
 
+def attend_specs(graph: Any, rows: int) -> list[KernelSpec]:
+    return [spec for _, spec in specs(graph, rows) if spec.kind == "attend"]
+
+
 def run_interpreted(spec: KernelSpec, case: Case, folder: Path) -> dict[str, torch.Tensor]:
     template = next(t for t in TARGET.kernels if t.name == spec.template)
     module = triton_run.load(emit(spec, template).text, spec.symbol, folder)
@@ -70,3 +74,16 @@ def test_kernels_match_the_reference(
                 turned = any(n.op in ("sin", "cos") for n in spec.body.nodes)
                 limit = 2.0**-7 if rounds else 2e-4 if turned else 2e-5
                 assert error <= limit, (name, rows, result, error)
+
+
+@pytest.mark.parametrize("stored", ["f32", "bf16"])
+def test_neighbours_share_keys(stored: str, tmp_path: Path) -> None:
+    """Tiles of tokens of one request or of several, with padding among them."""
+    graph = tiny_graph(stored, settings=SETTINGS if stored == "f32" else BF16)
+    (spec,) = attend_specs(graph, 600)
+    assert spec.schedule.values["tile"] > 2
+    for seed, requests in enumerate((1, 3)):
+        case = make_case(spec, {**DIMS, "tokens": 21, "requests": requests}, seed=seed, padded=2)
+        got = run_interpreted(spec, case, tmp_path)
+        for result, error in errors(case, got):
+            assert error <= (2e-5 if stored == "f32" else 2.0**-7), (requests, result, error)

@@ -42,9 +42,14 @@ def test_choices_are_those_of_the_compiler() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["generate", "a", "--tokens", "1,x"], "got '1,x', want token ids such as 1,2,3"),
+        (["generate", "a", "--tokens", "1,x"],
+         "'--tokens': got '1,x', want token ids such as 1,2,3"),
+        (["generate", "a", "--tokens", "1x" * 3000],
+         f"'--tokens': got '{'1x' * 20}'..., want token ids such as 1,2,3"),
+        (["generate", "a", "--prompt", "p", "--stop-token-ids", "x"],
+         "'--stop-token-ids': got 'x', want token ids such as 1,2,3"),
         (["generate", "a", "--prompt", "p", "--logit-bias", "5=1"],
-         "got '5=1', want ID:VALUE such as 42:-1.5"),
+         "'--logit-bias': got '5=1', want ID:VALUE such as 42:-1.5"),
         (["generate", "a"], "no prompt given: want --prompt, --tokens or --prompt-file"),
         (["generate", "a", "--prompt", "p", "--system", "s"], "'--system': is for --chat only"),
     ],
@@ -91,6 +96,30 @@ def test_a_missing_artifact_is_one_sentence(
     done = call(arguments[0], place, *arguments[1:])
     assert (done.code, done.out) == (1, "")
     assert done.err == f"error: artifact '{place}': there is no such directory\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["generate", "--prompt", "x"], 1), (["generate"], 2), (["check"], 1), (["bench"], 1),
+     (["inspect"], 1), (["inspect", "--stage", "x"], 1), (["compile", "-o", "out"], 1),
+     (["compile"], 2), (["tune"], 1), (["tune", "--jobs", "0"], 2), (["fly"], 2)],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)  # fmt: skip
+def test_with_json_a_failure_is_json_on_stdout_too(
+    call: Call, arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    done = call(arguments[0], tmp_path / "nowhere", *arguments[1:], "--json")
+    assert done.code == code
+    (line,) = done.lines
+    assert done.err == f"error: {line['error']}\n"
+
+
+def test_the_module_runs_as_a_program() -> None:
+    root = Path(__file__).parents[2] / "src"
+    done = subprocess.run([sys.executable, "-m", "tilewright.tools.cli", "fly"], text=True,
+                          env={"PYTHONPATH": str(root)}, capture_output=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 2 and done.stderr.startswith("error: No such command 'fly'")
 
 
 def test_compile_model_is_the_same_command() -> None:

@@ -106,6 +106,7 @@ def test_bad_lines_end_alone(call: Call, artifact: Path, tmp_path: Path) -> None
         {"prompt": "x" * CONTEXT},
         {"messages": [{"role": "user", "content": "x"}]},
         [1],
+        '{"prompt": "x", "params": {}, "params": {"seed": 1}}',
         {"tokens": [7, 8]},
     )
     done = call("generate", artifact, "--prompt-file", file, *SHORT, "--json")
@@ -114,8 +115,8 @@ def test_bad_lines_end_alone(call: Call, artifact: Path, tmp_path: Path) -> None
     assert first["token_ids"] == [9, 9]
     (alone,) = call("generate", artifact, "--tokens", "7,8", *SHORT, "--json").lines
     assert last["token_ids"] == alone["token_ids"]
-    assert [list(each) for each in bad] == [["line", "error"]] * 7
-    assert [each["line"] for each in bad] == [2, 4, 5, 6, 7, 8, 9]
+    assert [list(each) for each in bad] == [["line", "error"]] * 8
+    assert [each["line"] for each in bad] == [2, 4, 5, 6, 7, 8, 9, 10]
     errors = [str(each["error"]).removeprefix(f"line {each['line']}: ") for each in bad]
     assert errors[0].startswith("not JSON: ")
     assert errors[1:3] == [
@@ -128,7 +129,9 @@ def test_bad_lines_end_alone(call: Call, artifact: Path, tmp_path: Path) -> None
         f"(context of {CONTEXT} tokens)"
     )
     assert errors[5:] == [
-        "key 'messages': is for --chat only: want prompt or tokens", "got list, want an object"
+        "key 'messages': is for --chat only: want prompt or tokens",
+        "got list, want an object",
+        "key 'params': is given twice",
     ]  # fmt: skip
 
 
@@ -171,7 +174,8 @@ def test_refused_settings(
     call: Call, artifact: Path, options: list[str], sentence: str, form: list[str]
 ) -> None:
     done = call("generate", artifact, "--prompt", "x", "--max-tokens", "4", *options, *form)
-    assert (done.code, done.out, done.err) == (1, "", f"error: {sentence}\n")
+    out = json.dumps({"error": sentence}) + "\n" if form else ""
+    assert (done.code, done.out, done.err) == (1, out, f"error: {sentence}\n")
 
 
 def test_missing_prompt_file(call: Call, artifact: Path, tmp_path: Path) -> None:

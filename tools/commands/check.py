@@ -33,7 +33,7 @@ def check(
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Compare every kernel launch of a prefill and a few decodes with the reference."""
-    ids = options.ids_of(tokens) if tokens is not None else None
+    ids = options.ids_of(tokens, "--tokens") if tokens is not None else None
     from tilewright.tools.progress import StageBars
 
     with StageBars(visible=not as_json) as bars:

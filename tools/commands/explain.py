@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,18 +35,11 @@ def explain(
 def explanation(artifact: Path, node: str) -> Lines:
     """Yield titles and texts; raise CommandError for a name that is no node."""
     from tilewright.graph.text import parse_graph
-    from tilewright.runtime import ArtifactError
-    from tilewright.runtime.artifact_files import read_manifest
+    from tilewright.tools.artifact_text import ArtifactText
 
-    try:
-        manifest = read_manifest(artifact)
-        sources = artifact / "sources"
-        decisions = json.loads((sources / "decisions.json").read_text())
-        model, fused = (
-            parse_graph((sources / name).read_text()) for name in ("model.txt", "fused.txt")
-        )
-    except ArtifactError as error:
-        raise ArtifactError(f"artifact '{artifact}': {error}") from None
+    opened = ArtifactText(artifact)
+    manifest, decisions = opened.manifest, opened.decisions()
+    model, fused = (parse_graph(opened.text(f"sources/{n}.txt")) for n in ("model", "fused"))
     refuse_unknown(node, model, fused)
     yield from _origin(node, model, fused)
     yield from _rules(node, decisions)

@@ -59,7 +59,7 @@ def _asked(
     if system is not None and not chat:
         raise typer.BadParameter("is for --chat only", param_hint="'--system'")
     found = [Asked(prompt=text) for text in prompts]
-    found += [Asked(prompt=o.ids_of(ids)) for ids in tokens]
+    found += [Asked(prompt=o.ids_of(ids, "--tokens")) for ids in tokens]
     found += read_lines(path, chat=chat) if path is not None else []
     if not found:
         want = "want --prompt, --tokens or --prompt-file" if path is None else "the file is empty"

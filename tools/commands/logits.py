@@ -22,7 +22,7 @@ def logits(
     threads: options.Threads = None,
 ) -> None:
     """Write the logits after every token: float32 [tokens, vocab]."""
-    ids = options.ids_of(tokens)
+    ids = options.ids_of(tokens, "--tokens")
     from tilewright import runtime
     from tilewright.tools.progress import waiting
 

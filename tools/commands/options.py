@@ -26,12 +26,17 @@ class Dtype(str, Enum):
     bfloat16 = "bfloat16"
 
 
-def ids_of(text: str) -> list[int]:
-    """Read `1,2,3`; raise typer.BadParameter for anything else."""
+def ids_of(text: str, option: str) -> list[int]:
+    """Read the `1,2,3` of an option; raise typer.BadParameter for anything else."""
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
-        raise typer.BadParameter(f"got {text!r}, want token ids such as 1,2,3") from None
+        raise _bad(option, text, "token ids such as 1,2,3") from None
+
+
+def _bad(option: str, text: str, want: str) -> typer.BadParameter:
+    got = repr(text) if len(text) <= 40 else f"{text[:40]!r}..."
+    return typer.BadParameter(f"got {got}, want {want}", param_hint=f"'{option}'")
 
 
 def bias_of(text: str) -> tuple[int, float]:
@@ -40,7 +45,7 @@ def bias_of(text: str) -> tuple[int, float]:
     try:
         return int(token_id), float(value)
     except ValueError:
-        raise typer.BadParameter(f"got {text!r}, want ID:VALUE such as 42:-1.5") from None
+        raise _bad("--logit-bias", text, "ID:VALUE such as 42:-1.5") from None
 
 
 def simulated(target: str) -> str:
@@ -139,7 +144,7 @@ def sampling_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             case "logit_bias":
                 found[name] = tuple(bias_of(each) for each in value)
             case "allowed_token_ids" | "stop_token_ids":
-                found[name] = ids_of(value)
+                found[name] = ids_of(value, f"--{name.replace('_', '-')}")
             case "bad_words" | "stop":
                 found[name] = list(value)
             case _:

@@ -42,7 +42,7 @@ def read_lines(path: Path, *, chat: bool) -> Iterator[Asked]:
 
 def _parse(raw: bytes, number: int, chat: bool) -> Asked:
     try:
-        tree = json.loads(raw)
+        tree = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise CommandError(f"not JSON: {error}") from None
     if not isinstance(tree, dict):
@@ -64,6 +64,15 @@ def _parse(raw: bytes, number: int, chat: bool) -> Asked:
             if not chat:
                 raise CommandError("key 'messages': is for --chat only: want prompt or tokens")
             return Asked(messages=_messages(tree["messages"]), params=params, line=number)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CommandError(f"key '{twice:.40}': is given twice")
+    return tree
 
 
 def _typed(tree: Mapping[str, Any], key: str, kind: type[Any], want: str) -> Any:

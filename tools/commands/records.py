@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,12 @@ def _scores(tokens: Iterable[SampledToken | None]) -> list[dict[str, Any] | None
     """The first token of a prompt has no log-probability: None."""
     return [
         None if t is None else
-        {"token_id": t.token_id, "logprob": t.logprob,
-         "top": [{"token_id": i, "logprob": p} for i, p in t.top_logprobs]}
+        {"token_id": t.token_id, "logprob": _finite(t.logprob),
+         "top": [{"token_id": i, "logprob": _finite(p)} for i, p in t.top_logprobs]}
         for t in tokens
     ]  # fmt: skip
+
+
+def _finite(logprob: float | None) -> float | None:
+    """JSON has no infinity: the log-probability of what cannot come is null."""
+    return logprob if logprob is not None and math.isfinite(logprob) else None
