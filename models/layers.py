@@ -96,8 +96,10 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
     match kind:
         case "default":
             return base, 1.0
+        case "divisors":
+            return _divided(base, rope.scaling), 1.0
         case "linear":
-            return [f / float(rope.scaling["factor"]) for f in base], 1.0
+            return [f / _number(rope.scaling, "factor") for f in base], 1.0
         case "llama3":
             return [_llama3(f, rope.scaling) for f in base], 1.0
         case "yarn":
@@ -107,33 +109,50 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
             raise VerifyError(f"rope scaling '{kind}': unknown: have {known}")
 
 
+def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = scaling.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        got = "nothing" if value is None else repr(value)
+        raise VerifyError(f"rope scaling '{key}': got {got}, want a positive number")
+    return float(value)
+
+
+def _divided(base: list[float], scaling: Mapping[str, Any]) -> list[float]:
+    """Divide each frequency by its own number, as GGUF files of Llama 3 store the scaling."""
+    divisors = scaling.get("divisors") or []
+    if len(divisors) != len(base) or not all(0 < d < 1e30 for d in divisors):
+        raise VerifyError(f"rope scaling 'divisors': want {len(base)} positive numbers")
+    return [f / d for f, d in zip(base, divisors, strict=True)]
+
+
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
     """Keep short wavelengths, stretch long ones, interpolate between."""
     factor, low, high = (
-        float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")
+        _number(scaling, k) for k in ("factor", "low_freq_factor", "high_freq_factor")
     )
-    turns = float(scaling["original_max_position_embeddings"]) * frequency / (2 * math.pi)
+    turns = _number(scaling, "original_max_position_embeddings") * frequency / (2 * math.pi)
     smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
 def _yarn(base: list[float], rope: Rope) -> tuple[list[float], float]:
     scaling = rope.scaling
-    factor = float(scaling["factor"])
-    original = float(scaling["original_max_position_embeddings"])
+    factor = _number(scaling, "factor")
+    original = _number(scaling, "original_max_position_embeddings")
 
     def pair_of(turns: float) -> float:
         wavelength = original / (turns * 2 * math.pi)
         return rope.width * math.log(wavelength) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_of(float(scaling.get("beta_fast", 32)))), 0)
-    high = min(math.ceil(pair_of(float(scaling.get("beta_slow", 1)))), rope.width - 1)
+    low = max(math.floor(pair_of(_number(scaling, "beta_fast", 32))), 0)
+    high = min(math.ceil(pair_of(_number(scaling, "beta_slow", 1))), rope.width - 1)
     scaled = []
     for i, frequency in enumerate(base):
         ramp = min(max((i - low) / max(high - low, 0.001), 0.0), 1.0)
         scaled.append(frequency / factor * ramp + frequency * (1 - ramp))
     default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return scaled, float(scaling.get("attention_factor") or default)
+    return scaled, _number(scaling, "attention_factor", default)
 
 
 @dataclass(frozen=True)
