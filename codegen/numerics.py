@@ -111,7 +111,7 @@ def segment_length(k: int, segments: int) -> int:
 
 def _segments(body: Graph, target: Target) -> int:
     """Parts of K for as many sums as fill the chip when there is one row: a power of two, each of
-    at least two units."""
+    at least two units. Short sums are not worth the kernel that adds their parts."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
     columns = 0  # of products that meet, those of one count
@@ -119,7 +119,9 @@ def _segments(body: Graph, target: Target) -> int:
         first = next(n for n in nodes if op_def(n.op).kind is Kind.CONTRACT)
         columns += int(product(first.type.shape[1:]))
     segments = 1
-    while columns * segments * 2 <= target.full_columns and k >= segments * 4 * SEGMENT_UNIT:
+    while columns * segments * 2 <= target.full_columns:
+        if k < max(segments * 4, 8) * SEGMENT_UNIT:
+            break
         segments *= 2
     return segments
 

@@ -27,6 +27,9 @@ from tilewright.models.layers import (
 )
 from tilewright.models.llama_settings import check_scaling, check_settings, read_window
 from tilewright.models.record import shown
+from tilewright.models.settings import flag, section
+
+MAX_WIDTH = 1 << 14  # of a head, in elements
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,16 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
             f"config 'num_key_value_heads': does not divide the heads: got {kv_heads}, "
             f"want a divisor of {heads}"
         )
-    width = positive(config, "head_dim", hidden // heads)
+    width = positive(config, "head_dim", hidden // heads, most=MAX_WIDTH)
     if width % 2:
         raise VerifyError(f"config 'head_dim': is odd: got {width}, want an even width")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise VerifyError(f"config 'hidden_act': not supported: got {activation!r}, want 'silu'")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = section(config, "rope_parameters") or section(config, "rope_scaling")
     check_scaling(rope)
-    num_layers, bias = positive(config, "num_hidden_layers"), flag(config, "attention_bias")
+    num_layers = positive(config, "num_hidden_layers")
+    bias = flag(config, "attention_bias", default=False)
     return LlamaConfig(
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden,
@@ -82,7 +86,7 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
             pairing=str(config.get("rope_pairing", "half")),
             scaling=rope,
         ),
-        tie_word_embeddings=flag(config, "tie_word_embeddings"),
+        tie_word_embeddings=flag(config, "tie_word_embeddings", default=False),
         max_context=positive(config, "max_position_embeddings", 2048),
         attention_bias=bias,
         output_bias=bias,
@@ -90,23 +94,19 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
     )
 
 
-def flag(config: Mapping[str, Any], key: str) -> bool:
-    """Return a boolean of the configuration; absent or null is false."""
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise VerifyError(f"config '{key}': got {shown(value)}, want true or false")
-    return bool(value)
-
-
-def positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def positive(
+    config: Mapping[str, Any], key: str, default: int | None = None, *, most: int | None = None
+) -> int:
     """Return a positive int of the configuration, or its default where the key is absent or
-    null."""
+    null. `most`: a bound far beyond any model's, where something loops over the number."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
         raise VerifyError(f"config '{key}': is missing: want a positive int")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise VerifyError(f"config '{key}': got {value!r}, want a positive int")
+        raise VerifyError(f"config '{key}': got {shown(value)}, want a positive int")
+    if most is not None and value > most:
+        raise VerifyError(f"config '{key}': got {value}, want a positive int of at most {most}")
     return value
 
 
@@ -115,7 +115,7 @@ def real(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e30:
-        raise VerifyError(f"config '{key}': got {value!r}, want a positive number")
+        raise VerifyError(f"config '{key}': got {shown(value)}, want a positive number")
     return float(value)
 
 

@@ -18,7 +18,7 @@ from tilewright.models import (
     qwen3,
 )
 from tilewright.models.layers import Formats, Limits
-from tilewright.models.record import Checkpoint
+from tilewright.models.record import Checkpoint, shown
 
 
 class ModelConfig(Protocol):
@@ -83,6 +83,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family a configuration names; raise VerifyError listing the known ones."""
     names = config.get("architectures") or []
     for name in names if isinstance(names, list) else [names]:
-        if name in FAMILIES:
+        if isinstance(name, str) and name in FAMILIES:
             return FAMILIES[name]
-    raise VerifyError(f"model architecture {names!r}: not supported: have {', '.join(FAMILIES)}")
+    known = ", ".join(FAMILIES)
+    raise VerifyError(f"model architecture {shown(names)}: not supported: have {known}")

@@ -231,6 +231,8 @@ def _formats(checkpoint: Checkpoint, activation: DType) -> dict[str, ElementType
     matrices = [e for e in checkpoint.tensors.values() if len(e.shape) > 1]
     exact = any(e.dtype == "bf16" for e in matrices)
     for name, entry in checkpoint.tensors.items():
+        if entry.dtype == "f8_e8m0":
+            raise VerifyError(f"{entry.where}: scales of a weight that is missing or not quantised")
         if entry.dtype not in _STORED and entry.scale is None:
             raise VerifyError(
                 f"tensor '{name}': cannot be used as it is stored: got {entry.dtype}, "
@@ -267,6 +269,12 @@ def _model_record(
     checkpoint: Checkpoint, family: str, vocab_size: int, config: CompileConfig
 ) -> ModelRecord:
     generation = checkpoint.generation
+    for token in (*generation.eos_ids, generation.bos_id):
+        if token is not None and token >= vocab_size:
+            raise VerifyError(
+                f"checkpoint '{checkpoint.name}': special token outside the vocabulary: "
+                f"got {token}, want below {vocab_size} ({checkpoint.source})"
+            )
     plain = (str, int, float, bool)
     return ModelRecord(
         name=checkpoint.name,

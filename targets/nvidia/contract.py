@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
 from tilewright.codegen.pack_gpu import refuses_format
 from tilewright.codegen.pack_words import WORD_LAYOUTS
+from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
@@ -109,7 +110,8 @@ def _tiles(body: Graph, anchors: list[Node], *, few: bool) -> list[_Tile]:
     if any(f.name not in WORD_LAYOUTS for f in formats):
         return _FEW_CODES if few else _MANY_CODES
     if formats:
-        return _FEW_WORDS if few else _MANY_WORDS
+        pairs = len(sections_of(body, anchors)) < len(anchors)
+        return _FEW_WORDS if few else _MANY_PAIRS if pairs else _MANY_WORDS
     return _FEW if few else _MANY
 
 
@@ -134,7 +136,7 @@ _FEW_CODES: list[_Tile] = [
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
 ]  # fmt: skip
-# Spans of 128 values of k, whatever the step says, in words that are dealt out in order.
+# Steps are spans, whatever `bk` says, of words that are dealt out in order.
 _FEW_WORDS: list[_Tile] = [
     (16, bn, 128, warps, stages)
     for bn, warps, stages in (
@@ -145,14 +147,23 @@ _FEW_WORDS: list[_Tile] = [
 _MANY_WORDS: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
-        (128, 128, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3), (32, 128, 4, 3), (128, 128, 8, 2),
-        (64, 128, 8, 3), (32, 64, 4, 3), (256, 128, 8, 2),
+        (128, 128, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (128, 64, 8, 2), (32, 128, 4, 3),
+        (32, 64, 4, 3), (64, 64, 8, 3), (64, 64, 4, 2),
+    )
+]  # fmt: skip
+# Sums of two weights, and those of their segments, are more than registers hold of wide tiles.
+_MANY_PAIRS: list[_Tile] = [
+    (bm, bn, 128, warps, stages)
+    for bm, bn, warps, stages in (
+        (64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (32, 64, 4, 3), (32, 128, 8, 2),
+        (64, 64, 8, 2), (32, 64, 4, 2), (32, 128, 4, 2),
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.
 _FP32: list[_Tile] = [
     (16, 32, 32, 4, 2), (16, 16, 32, 2, 2), (16, 64, 32, 4, 2), (32, 32, 32, 4, 2),
     (32, 64, 32, 4, 2), (16, 32, 64, 4, 2), (16, 32, 32, 2, 2), (16, 16, 64, 2, 2),
+    (16, 16, 128, 4, 3), (16, 32, 128, 4, 2),
 ]  # fmt: skip
 
 

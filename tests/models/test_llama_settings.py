@@ -112,13 +112,14 @@ def test_bad_settings(name: str) -> None:
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ({"rope_type": "linear"}, "rope scaling 'factor': got nothing, want a positive number"),
+        ({"rope_type": "linear"}, "config 'rope_scaling.factor': got None, want a positive number"),
         ({"rope_type": "yarn", "factor": 2.0},
-         "rope scaling 'original_max_position_embeddings': got nothing, want a positive number"),
+         "config 'rope_scaling.original_max_position_embeddings': got None, "
+         "want a positive number"),
         ({"rope_type": "divisors", "divisors": [1.0]},
-         "rope scaling 'divisors': want 8 positive numbers"),
+         "config 'rope_scaling.divisors': want 8 positive numbers"),
         ({"rope_type": "divisors", "divisors": [1.0] * 7 + [0.0]},
-         "rope scaling 'divisors': want 8 positive numbers"),
+         "config 'rope_scaling.divisors': want 8 positive numbers"),
     ],
 )  # fmt: skip
 def test_a_missing_part_of_a_scaling(scaling: dict[str, Any], message: str) -> None:

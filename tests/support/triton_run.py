@@ -20,7 +20,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 _DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "i32": torch.int32,
-    "u8": torch.uint8, "i16": torch.int16,
+    "u8": torch.uint8,
 }  # fmt: skip
 
 
