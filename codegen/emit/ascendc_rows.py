@@ -34,6 +34,7 @@ _REDUCE = {
     "reduce_sum": ("0.0f", "{0} = {0} + {1};"),
     "reduce_max": ("-__builtin_inff()", "{0} = tw_max({0}, {1});"),
 }
+_CHEAP = ("add", "cast", "mul", "scale", "shift", "square", "sub")
 SIZES = {"float": 4, "uint16_t": 2, "int32_t": 4, "uint8_t": 1}
 
 
@@ -84,6 +85,7 @@ class AscendRows:
         planner = RowPlanner(body, names, rows, frozenset(sinks), swaps_apart=False)
         self.plan, self.shape_of = planner.plan(), planner.shape
         self.windows = self._windows()
+        self.again = self._computed_again()
         self.packed = matrix_weights(body)
         self.copies: dict[tuple[str, str], Copy] = {}
         self.regions: dict[str, Region] = {}
@@ -100,8 +102,8 @@ class AscendRows:
     def _function(self) -> list[str]:
         for name in self.plan.arrays:
             node = self.inside[name]
-            if name in self.sinks or name in self.windows:  # the result or the operand is read
-                continue
+            if name in self.sinks or name in self.windows | self.again:
+                continue  # the result or the operand is read, or what is cheap is computed again
             self._held(f"b_{name}", self.held_dtype(node), self.size(node), staged=False)
         for name, node in self.inside.items():
             if op_def(node.op).kind is Kind.STORE:
@@ -114,6 +116,8 @@ class AscendRows:
                 self._held(f"o_{name}", node.type.dtype, self.size(node), staged=True)
         lines: list[str] = []
         for nest in self.plan.nests:
+            if self.windows | self.again >= set(nest.sinks):
+                continue
             match nest.kind:
                 case "reduce":
                     found = self._reduce(nest)
@@ -134,6 +138,26 @@ class AscendRows:
             and self.inside[name].inputs[0] not in self.inside
             and name not in self.sinks
         )
+
+    def _computed_again(self) -> frozenset[str]:
+        """Kept values that are one cheap step from operands, for users that walk their elements."""
+        return frozenset(
+            name
+            for name in self.plan.arrays
+            if self.inside[name].op in _CHEAP
+            and name not in self.sinks
+            and all(self._in_memory(i) for i in self.inside[name].inputs)
+            and all(self._walks(self.body.node[u], name) for u in self.body.users[name])
+        )
+
+    def _in_memory(self, value: str) -> bool:
+        root = self.root(value)
+        return root not in self.inside or root in self.windows
+
+    def _walks(self, user: Node, value: str) -> bool:
+        kinds = (Kind.ELEMENTWISE, Kind.REDUCE)
+        walks = user.name in self.inside and op_def(user.op).kind in kinds
+        return walks and self._walked(user) == self.shape_of(self.inside[value])
 
     def held_dtype(self, node: Node) -> ElementType:
         """Return how a value is kept: what is only rounded to bf16 afterwards is rounded first."""
@@ -207,7 +231,7 @@ class AscendRows:
     def stores(self, node: Node, place: str, value: str) -> list[str]:
         """Return the statements that put an element of a node where it goes."""
         stored = storage(self.held_dtype(node)).store.format(value)
-        kept = node.name in self.plan.arrays and node.name not in self.windows
+        kept = node.name in self.plan.arrays and node.name not in self.windows | self.again
         if kept or node.name in self.sinks:
             return [f"{self.held(node.name, place)} = {stored};"]
         return []
@@ -244,7 +268,8 @@ class AscendRows:
         """Return an operand at the element computed: in this nest, or from the buffer."""
         node = self.inside.get(value)
         same = node is not None and self.shape_of(node) == self._walked(user)
-        kept = value in self.plan.arrays and self.plan.stage[value] < nest.stage
+        early = value in self.plan.arrays and self.plan.stage[value] < nest.stage
+        kept = early and value not in self.again
         if node is not None and same and not kept and node.op not in VIEWS:
             text = self._value(nest, node)
             return f"((float){text})" if is_int(node.type) else text
