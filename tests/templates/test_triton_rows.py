@@ -30,6 +30,7 @@ from tilewright.graph.ops import op_def
 from tilewright.graph.ops.quant import quantise_dequantise
 from tilewright.graph.types import F32, I32, element_type
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, for NaN
 ROWS = 6
 GRAPHS: dict[str, Callable[[], Graph]] = {
     "exact": exact_graph, "append": append_graph, "close": close_graph,
