@@ -229,16 +229,22 @@ def _form(spec: KernelSpec, anchor: Node, limit: int) -> Mapping[str, Any]:
         return {"form": "plain"}
     name = type_.dtype.name
     if name in WORD_LAYOUTS:
-        up = 2.0 ** WORD_LAYOUTS[name].down
-        return {"form": "words", "decode": _DECODERS[name], "spans": spans(k), "up": up}
-    layout = block_layout(name)
+        layout = WORD_LAYOUTS[name]
+        return {
+            "form": "words",
+            "decode": _DECODERS[name],
+            "planes": len(layout.planes),
+            "spans": spans(name, k),
+            "up": 2.0**layout.down,
+        }
+    blocks = block_layout(name)
     here = [f"(cols[:, None, None] < {limit})"] if limit else []
-    if (k // layout.group) % max(spec.schedule.values["bk"] // layout.group, 1):
-        here.append(f"(g0 + group_lane < {k // layout.group})")
+    if (k // blocks.group) % max(spec.schedule.values["bk"] // blocks.group, 1):
+        here.append(f"(g0 + group_lane < {k // blocks.group})")
     return {
-        "form": "nibbles" if layout.code_bytes * 2 == layout.group else "bytes",
-        "group": layout.group,
-        "code_bytes": layout.code_bytes,
+        "form": "nibbles" if blocks.code_bytes * 2 == blocks.group else "bytes",
+        "group": blocks.group,
+        "code_bytes": blocks.code_bytes,
         "mask": f", mask={' & '.join(here)}, other=0",
     }
 

@@ -7,9 +7,8 @@ from tilewright.codegen.pack_gpu import block_layout, lies_as_rows, matrix_bytes
 from tilewright.codegen.pack_words import WORD_LAYOUTS, scales_at
 from tilewright.graph.types import BlockFormat, TensorType
 
-_BYTES = {"u8": 1, "i16": 2, "i32": 4, "fp16": 2, "fp32": 4}
+_BYTES = {"u8": 1, "i32": 4, "fp16": 2, "fp32": 4}
 _SCALES = {"<f2": "fp16", "<f4": "fp32"}
-_WORDS = {"<u2": "i16", "<u4": "i32"}
 
 
 def packed_sections(name: str, type_: TensorType) -> list[tuple[str, str, int]]:
@@ -19,8 +18,7 @@ def packed_sections(name: str, type_: TensorType) -> list[tuple[str, str, int]]:
     if isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype):
         return [(name, "u8", 0)]
     if format in WORD_LAYOUTS:
-        word = _WORDS[WORD_LAYOUTS[format].word]
-        return [(name, word, 0), (f"{name}_d", "i32", scales_at(format, n, k))]
+        return [(name, "i32", 0), (f"{name}_d", "i32", scales_at(format, n, k))]
     layout, places = block_layout(format), sections(format, n, k)
     scale = _SCALES[layout.scale]
     found = [(name, "u8", 0), (f"{name}_d", scale, places.scales)]

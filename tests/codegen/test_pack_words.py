@@ -57,7 +57,7 @@ def test_packing_is_inverted(stored: str, n: int, k: int) -> None:
     np.testing.assert_array_equal(float_values(found, by_group), float_values(raw, dtype))
 
 
-_DECODE = '''
+_DECODE = """
 import triton
 import triton.language as tl
 from tw_codes import *
@@ -67,13 +67,11 @@ def decode(out, words, scales, spans):
     rows, lane = tl.arange(0, 16), tl.arange(0, 32)
     for span in range(0, spans):
         code = tl.load(words + span * 512 + rows[:, None] * 32 + lane[None, :])
-        scale = tl.load(scales + span * 16 + rows)
-        at = out + (span * 16 + rows[:, None]) * 128 + lane[None, :]
-        tl.store(at, FORMAT(code, scale, 0))
-        tl.store(at + 32, FORMAT(code, scale, 1))
-        tl.store(at + 64, FORMAT(code, scale, 2))
-        tl.store(at + 96, FORMAT(code, scale, 3))
-'''
+        at = out + (span * 16 + rows[:, None]) * (PLANES * 32) + lane[None, :]
+        for plane in tl.static_range(PLANES):
+            scale = tl.load(scales + span * (PLANES * 4) + (plane // 4) * 16 + rows)
+            tl.store(at + plane * 32, FORMAT(code, scale, plane))
+"""
 
 
 @pytest.mark.parametrize(("stored", "decoder"), [("fp8", "tw_fp8_plane"), ("fp4", "tw_fp4_plane")])
@@ -82,8 +80,8 @@ def test_every_code_in_every_place_decodes_to_its_value(
 ) -> None:
     """Times any scale that is admitted; the result is a normal bf16 or zero."""
     dtype = format_of(stored)
-    layout, k = WORD_LAYOUTS[dtype.name], 128 * 8
-    r = np.random.default_rng(0)
+    layout, k = WORD_LAYOUTS[dtype.name], 1024
+    r, count = np.random.default_rng(0), len(layout.planes)
     codes = np.concatenate([r.permutation(256) for _ in range(16 * k // 256)]).reshape(16, k)
     codes = codes.astype(np.uint8)
     if stored == "fp8":
@@ -94,12 +92,13 @@ def test_every_code_in_every_place_decodes_to_its_value(
     groups = r.integers(layout.lowest, 153, (-(-16 // rows), k // cols)).astype(np.uint8)
     raw = Unpacked(codes=codes, d=groups)
     packed = torch.from_numpy(pack_words(dtype.name, raw, dtype.block))
-    start = scales_at(dtype.name, 16, k)
-    module = triton_run.load(_DECODE.replace("FORMAT", decoder), "decode", tmp_path)
-    out = torch.full((8, 16, 128), torch.nan)
-    words = packed[:start].view({2: torch.int16, 4: torch.int32}[layout.word_bytes])
-    module.decode[(1,)](out, words, packed[start:].view(torch.int32), 8)
-    want = torch.from_numpy(float_values(raw, dtype)).reshape(16, 8, 128).transpose(0, 1)
+    start, spans = scales_at(dtype.name, 16, k), k // layout.span
+    text = _DECODE.replace("FORMAT", decoder).replace("PLANES", str(count))
+    module = triton_run.load(text, "decode", tmp_path)
+    out = torch.full((spans, 16, layout.span), torch.nan)
+    words, scales = packed[:start].view(torch.int32), packed[start:].view(torch.int32)
+    module.decode[(1,)](out, words, scales, spans)
+    want = torch.from_numpy(float_values(raw, dtype)).reshape(16, spans, -1).transpose(0, 1)
     assert torch.equal(out * 2.0**layout.down, want)
     assert torch.equal(out.bfloat16().float(), out)
     assert not ((out != 0) & (out.abs() < 2.0**-126)).any()

@@ -46,19 +46,19 @@ def contract_cases(target: Any, count: int = 16) -> Iterator[DeviceCase]:
 def _checked() -> dict[str, Graph]:
     found = {
         f"linear {stored} k{k}": linear([(stored, 200), (stored, 200), (stored, 72)], k, gated=True)
-        for stored, k in (("fp8", 288), ("fp8_128", 1536), ("fp4", 2336), ("bf16", 1100),
+        for stored, k in (("fp8", 288), ("fp8_128", 2176), ("fp4", 2336), ("bf16", 2100),
                           ("q4_1", 2080), ("q8_0", 2048))
     }  # fmt: skip
     mixed = [("fp8", 40), ("bf16", 24), ("fp4", 200)]
-    found["linear mixed"] = linear(mixed, 1056)
+    found["linear mixed"] = linear(mixed, 2080)
     for stored, k, shared, gated in (
-        ("fp4", 1152, True, True), ("fp4", 160, False, False), ("fp8", 1056, True, False),
+        ("fp4", 2336, True, True), ("fp4", 160, False, False), ("fp8", 2080, True, False),
         ("bf16", 96, False, False), ("f32", 96, True, False),
     ):  # fmt: skip
         found[f"experts {stored} k{k}"] = experts(
             stored, n=136, k=k, shared=shared, gated=gated, count=11, slots=3
         )
-    for stored, k in (("fp8", 1056), ("bf16", 96), ("fp4", 288)):
+    for stored, k in (("fp8", 2080), ("bf16", 96), ("fp4", 288)):
         found[f"groups {stored} k{k}"] = groups(stored, n=40, k=k, count=3)
     return found
 
@@ -71,6 +71,7 @@ def _timed() -> dict[str, Graph]:
         "wo_b": linear([("fp8", HIDDEN)], 8192),
         "shared w1, w3": linear([("fp8", WIDTH), ("fp8", WIDTH)], HIDDEN, gated=True),
         "shared w2": linear([("fp8", HIDDEN)], WIDTH),
+        "hyper": linear([("f32", 24)], 4 * HIDDEN),
         "gate": linear([("bf16", EXPERTS)], HIDDEN),
         "experts w1, w3": experts(
             "fp4", n=WIDTH, k=HIDDEN, shared=True, gated=True, count=EXPERTS, slots=SLOTS

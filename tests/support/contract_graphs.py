@@ -31,7 +31,7 @@ def _activation(stored: Sequence[str]) -> ElementType:
     """Rows of fp8 where the weights are of float codes, as in the released models."""
     if all(s.startswith("fp") for s in stored):
         return element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]")
-    return F32 if "f32" in stored else BF16
+    return BF16
 
 
 def _gate(b: GraphBuilder, gate: Value, up: Value) -> Value:
