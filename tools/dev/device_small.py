@@ -3,7 +3,7 @@
     python -m tilewright.tools.dev.device_small expect out/small -o out/expected
     python -m tilewright.tools.dev.device_small check out/small-sm90 out/expected -o FILE.json
 
-The first runs anywhere. The second line runs on the machine with the GPU and needs the runtime's packages only.
+The first runs anywhere; the second on the machine with the GPU, with the runtime's packages only.
 """
 
 from __future__ import annotations
