@@ -52,7 +52,7 @@ def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]
     if kind == "contract" and first.scale_order != "none":
         for order in ("dequantise", "factored")[: 1 + (len(_formats(body)) == 1)]:
             found.append(replace(first, scale_order=order))
-    if kind == "attend":
+    if kind == "attend" and first.chunk == target.attend_chunk:
         found += [replace(first, chunk=c) for c in target.attend_chunks]
     return tuple(dict.fromkeys(found))
 

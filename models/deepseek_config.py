@@ -12,7 +12,15 @@ from typing import Any
 
 from tilewright.graph.errors import VerifyError
 from tilewright.models.layers import Rope
-from tilewright.models.llama import positive, real
+from tilewright.models.llama import MAX_WIDTH, positive, real
+from tilewright.models.record import shown
+from tilewright.models.scales import FP8_BLOCKS
+from tilewright.models.settings import flag, listed, section
+
+_QUANTISED = (
+    ("quant_method", "fp8"), ("fmt", "e4m3"), ("scale_fmt", "ue8m0"),
+    ("activation_scheme", "dynamic"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,7 @@ def read_shared(config: Mapping[str, Any], ratios: tuple[int, ...], group: int) 
     """Read the settings of both families; `group` is the default where no block size is given."""
     _check_fixed(config)
     num_layers = positive(config, "num_hidden_layers")
-    if len(ratios) < num_layers:
-        raise VerifyError(
-            f"config 'compress_ratios': does not cover the layers: got {len(ratios)} ratios, "
-            f"want at least {num_layers}"
-        )
+    _check_covered(config, len(ratios), num_layers)
     return DeepseekConfig(
         vocab_size=positive(config, "vocab_size"),
         hidden_size=positive(config, "hidden_size"),
@@ -105,8 +109,8 @@ def read_shared(config: Mapping[str, Any], ratios: tuple[int, ...], group: int) 
         ),
         experts=_read_experts(config),
         hyper=HyperSizes(
-            positive(config, "hc_mult"),
-            positive(config, "hc_sinkhorn_iters"),
+            positive(config, "hc_mult", most=64),
+            positive(config, "hc_sinkhorn_iters", most=1000),
             real(config, "hc_eps", 1e-6),
         ),
         rms_norm_eps=real(config, "rms_norm_eps", 1e-6),
@@ -117,27 +121,44 @@ def read_shared(config: Mapping[str, Any], ratios: tuple[int, ...], group: int) 
     )
 
 
+def _check_covered(config: Mapping[str, Any], count: int, num_layers: int) -> None:
+    """Refuse ratios for fewer layers, or for more than layers and draft layers together."""
+    drafts = config.get("num_nextn_predict_layers")
+    most = num_layers + drafts if type(drafts) is int else count
+    if count < num_layers:
+        raise VerifyError(
+            f"config 'compress_ratios': does not cover the layers: got {count} ratios, "
+            f"want at least {num_layers}"
+        )
+    if count > most:
+        raise VerifyError(
+            f"config 'compress_ratios': more than the layers: got {count} ratios, want "
+            f"{num_layers}, or {most} with the draft layers"
+        )
+
+
 def read_ratios(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return `compress_ratios`, or what `transformers` writes in its place."""
     found = config.get("compress_ratios")
     if found is None and "layer_types" in config:
-        rates = {"sliding_attention": 0, **(config.get("compress_rates") or {})}
-        found = [_rate(rates, i, kind) for i, kind in enumerate(config["layer_types"])]
+        rates = {"sliding_attention": 0, **section(config, "compress_rates")}
+        kinds = listed(config, "layer_types", "a list of names")
+        found = [_rate(rates, i, kind) for i, kind in enumerate(kinds)]
     if not isinstance(found, (list, tuple)):
-        raise VerifyError(f"config 'compress_ratios': got {found!r}, want a list of ints")
+        raise VerifyError(f"config 'compress_ratios': got {shown(found)}, want a list of ints")
     for layer, ratio in enumerate(found):
         if type(ratio) is not int or ratio < 0:
             raise VerifyError(
-                f"config 'compress_ratios': unknown mode of layer {layer}: got {ratio!r}, "
+                f"config 'compress_ratios': unknown mode of layer {layer}: got {shown(ratio)}, "
                 "want an int of at least 0"
             )
     return tuple(found)
 
 
 def _rate(rates: Mapping[str, Any], layer: int, kind: object) -> Any:
-    if kind not in rates:
+    if not isinstance(kind, str) or kind not in rates:
         raise VerifyError(
-            f"config 'layer_types': unknown mode of layer {layer}: got {kind!r}, "
+            f"config 'layer_types': unknown mode of layer {layer}: got {shown(kind)}, "
             f"want one of {', '.join(sorted(rates))}"
         )
     return rates[str(kind)]
@@ -149,7 +170,7 @@ def read_ids(config: Mapping[str, Any], key: str, num_layers: int) -> tuple[int,
     numbers = isinstance(found, (list, tuple)) and all(type(i) is int for i in found)
     if not numbers or list(found) != sorted({i for i in found if 0 <= i < num_layers}):
         raise VerifyError(
-            f"config '{key}': got {found!r}, want ascending layer numbers below {num_layers}"
+            f"config '{key}': got {shown(found)}, want ascending layer numbers below {num_layers}"
         )
     return tuple(found)
 
@@ -169,10 +190,16 @@ def _check_fixed(config: Mapping[str, Any]) -> None:
             raise VerifyError(f"config '{key}': not supported: got {got!r}, want {wanted!r}")
 
 
+def _width(config: Mapping[str, Any], key: str) -> int:
+    return positive(config, key, most=MAX_WIDTH)
+
+
 def _read_attention(config: Mapping[str, Any]) -> LatentSizes:
-    heads, width = positive(config, "num_attention_heads"), positive(config, "head_dim")
+    heads, width = positive(config, "num_attention_heads"), _width(config, "head_dim")
     groups, rope = positive(config, "o_groups"), positive(config, "qk_rope_head_dim")
-    index_width = positive(config, "index_head_dim")
+    index_width = _width(config, "index_head_dim")
+    if width % 2:
+        raise VerifyError(f"config 'head_dim': is odd: got {width}, want an even width")
     if heads % groups:
         raise VerifyError(
             f"config 'o_groups': does not divide the heads: got {groups}, want a divisor of {heads}"
@@ -188,8 +215,12 @@ def _read_attention(config: Mapping[str, Any]) -> LatentSizes:
     )
 
 
+def _experts(config: Mapping[str, Any]) -> int:
+    return positive(config, "n_routed_experts", most=1 << 14)
+
+
 def _read_experts(config: Mapping[str, Any]) -> ExpertSizes:
-    count, per_token = positive(config, "n_routed_experts"), positive(config, "num_experts_per_tok")
+    count, per_token = _experts(config), positive(config, "num_experts_per_tok")
     if per_token > count:
         raise VerifyError(
             f"config 'num_experts_per_tok': more than the experts: got {per_token}, "
@@ -205,7 +236,7 @@ def _read_experts(config: Mapping[str, Any]) -> ExpertSizes:
         shared=shared,
         scaling=real(config, "routed_scaling_factor", 1.0),
         limit=real(config, "swiglu_limit", 10.0),
-        normalise=bool(config.get("norm_topk_prob", True)),
+        normalise=flag(config, "norm_topk_prob", default=True),
         temperature=real(config, "gate_temperature", 1.0),
     )
 
@@ -213,13 +244,13 @@ def _read_experts(config: Mapping[str, Any]) -> ExpertSizes:
 def _read_rope(config: Mapping[str, Any], *, compressed: bool) -> Rope:
     """Window-only layers rotate unscaled; every compressed layer rotates with the scaled base."""
     width = positive(config, "qk_rope_head_dim")
-    nested = config.get("rope_parameters") or {}
+    nested = section(config, "rope_parameters")
     if "compress" in nested and "main" in nested:
-        found = nested["compress" if compressed else "main"]
+        found = section(nested, "compress" if compressed else "main")
         return Rope(real(found, "rope_theta", 0.0), width, "interleaved", _unscaled_length(found))
     if not compressed:
         return Rope(real(config, "rope_theta", 10000.0), width, "interleaved")
-    scaling = config.get("rope_scaling") or nested
+    scaling = section(config, "rope_scaling") or nested
     theta = real(config, "compress_rope_theta", 160000.0)
     return Rope(theta, width, "interleaved", _unscaled_length(scaling))
 
@@ -231,12 +262,22 @@ def _unscaled_length(scaling: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_group(config: Mapping[str, Any], default: int) -> int:
     """Channels of one scale of quantised activations: the width of a weight block."""
-    quantisation = config.get("quantization_config") or {}
+    block = weight_block(config)
+    return default if block is None else block[1]
+
+
+def weight_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return rows and columns that share a scale in fp8 weights; None if nothing says so."""
+    quantisation = section(config, "quantization_config")
+    for key, wanted in _QUANTISED:
+        got = quantisation.get(key)
+        if got is not None and got != wanted:
+            raise VerifyError(f"config '{key}': not supported: got {shown(got)}, want '{wanted}'")
     block = quantisation.get("weight_block_size")
     if block is None:
-        return default
-    if not (isinstance(block, list) and len(block) == 2 and block[1] in (32, 64, 128)):
-        raise VerifyError(
-            f"config 'weight_block_size': got {block!r}, want two ints, the last 32, 64 or 128"
-        )
-    return int(block[1])
+        return None
+    is_pair = isinstance(block, list) and all(type(n) is int for n in block)
+    if not is_pair or tuple(block) not in FP8_BLOCKS:
+        wants = " or ".join(str(list(b)) for b in FP8_BLOCKS)
+        raise VerifyError(f"config 'weight_block_size': got {shown(block)}, want {wants}")
+    return block[0], block[1]

@@ -32,6 +32,8 @@ from tilewright.models.deepseek_layers import (
 from tilewright.models.hyper_connections import collapse, head_collapse, mix, update
 from tilewright.models.layers import Formats, Limits
 from tilewright.models.paged_step import PagedStep, declare_paged_step, rotate
+from tilewright.models.record import shown
+from tilewright.models.settings import listed
 
 CSA, HCA = 4, 128
 
@@ -57,19 +59,19 @@ def read_config(config: Mapping[str, Any]) -> V4Config:
 
 
 def _hash_layers(config: Mapping[str, Any], num_layers: int) -> int:
-    kinds = config.get("mlp_layer_types")
+    kinds = listed(config, "mlp_layer_types", "a list of names")
     found = config.get("num_hash_layers")
-    if found is None and kinds is not None:
-        found = list(kinds).count("hash_moe")
-        if list(kinds[:found]) != ["hash_moe"] * found:
+    if found is None and kinds:
+        found = kinds.count("hash_moe")
+        if kinds[:found] != ["hash_moe"] * found:
             raise VerifyError(
-                f"config 'mlp_layer_types': hash layers do not come first: got {kinds!r}, "
+                f"config 'mlp_layer_types': hash layers do not come first: got {shown(kinds)}, "
                 "want hash_moe before moe"
             )
     found = found or 0
     if type(found) is not int or not 0 <= found <= num_layers:
         raise VerifyError(
-            f"config 'num_hash_layers': got {found!r}, want an int of at most {num_layers}"
+            f"config 'num_hash_layers': got {shown(found)}, want an int of at most {num_layers}"
         )
     return found
 

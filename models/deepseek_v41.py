@@ -35,8 +35,12 @@ from tilewright.models.hyper_connections import collapse, mix, update
 from tilewright.models.layers import Formats, Limits
 from tilewright.models.llama import positive
 from tilewright.models.paged_step import PagedStep, declare_paged_step, declare_tail, rotate
+from tilewright.models.record import shown
+from tilewright.models.settings import listed, text_settings
 
 WINDOW_FORMAT = element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]")
+REPLAY_TOKENS = 140
+MAX_HASHES = 1024  # rows of a table that one token looks up
 ENTRY_FORMAT = element_type("fp4_e2m1[g=16,axis=1,scale=fp8_e4m3]")
 
 
@@ -64,6 +68,13 @@ class V41Config(DeepseekConfig):
     replay_tokens: int | None = None
     tail_layer: int | None = None  # the last KV source if not given
 
+    @property
+    def default_replay(self) -> int:
+        """What `replay_tokens` is for who asks for no number: 140, and never less than the window.
+        """
+        window = self.attention.window
+        return max(REPLAY_TOKENS, window + window % 2)
+
 
 @dataclass(frozen=True)
 class Published:
@@ -79,7 +90,7 @@ class Published:
 
 def read_config(config: Mapping[str, Any]) -> V41Config:
     """Read a configuration; raise VerifyError naming the key that does not fit."""
-    text = {**config, **(config.get("text_config") or {})}
+    text = text_settings(config)
     ratios = read_ratios(text)
     shared = read_shared(text, ratios, group=32)
     count = shared.num_layers
@@ -123,8 +134,10 @@ def _read_candidates(
     source = config.get(key, -1)
     if source is None or source == -1:
         return None
-    if source not in kv:
-        raise VerifyError(f"config '{key}': got {source!r}, want a KV source of {list(kv)} or -1")
+    if type(source) is not int or source not in kv:
+        raise VerifyError(
+            f"config '{key}': got {shown(source)}, want a KV source of {list(kv)} or -1"
+        )
     if source != kv[-1]:
         raise VerifyError(
             f"config '{key}': KV sources come after it: got {source}, want the last of {list(kv)}"
@@ -137,12 +150,14 @@ def _read_engram(config: Mapping[str, Any], num_layers: int) -> EngramSizes | No
     layers = read_ids(config, "engram_layer_ids", num_layers)
     if not layers:
         return None
-    rows = config.get("engram_num_embeddings") or []
-    if len(rows) != len(layers) or not all(type(n) is int and n > 0 for n in rows):
+    rows = listed(config, "engram_num_embeddings", f"{len(layers)} positive ints")
+    if len(rows) != len(layers) or not all(type(n) is int and 0 < n < 1 << 40 for n in rows):
         raise VerifyError(
-            f"config 'engram_num_embeddings': got {rows!r}, want {len(layers)} positive ints"
+            f"config 'engram_num_embeddings': got {shown(rows)}, want {len(layers)} positive ints"
         )
     pad = config.get("engram_compressed_pad_id", config.get("engram_pad_token_id", 2))
+    if type(pad) is not int or pad < 0:
+        raise VerifyError(f"config 'engram_pad_token_id': got {shown(pad)}, want a token id")
     sizes = EngramSizes(
         layers=layers,
         rows=tuple(rows),
@@ -151,7 +166,7 @@ def _read_engram(config: Mapping[str, Any], num_layers: int) -> EngramSizes | No
         width=positive(config, "engram_head_dim"),
         buckets=positive(config, "engram_vocab_size"),
         compressed=positive(config, "engram_compressed_vocab_size"),
-        pad=int(pad),
+        pad=pad,
     )
     _check_buckets(sizes)
     return sizes
@@ -163,6 +178,18 @@ def _check_buckets(sizes: EngramSizes) -> None:
             f"config 'engram_max_ngram_size': got {sizes.grams} and {sizes.buckets} buckets, "
             "want at least 2 of both"
         )
+    count = (sizes.grams - 1) * sizes.heads
+    if count > MAX_HASHES:
+        raise VerifyError(
+            f"config 'engram_n_heads': too many rows a token: got {count} (heads times n-gram "
+            f"sizes), want at most {MAX_HASHES}"
+        )
+    for layer, rows in zip(sizes.layers, sizes.rows, strict=True):
+        if count * sizes.buckets > rows:  # before primes are looked for, of which any is larger
+            raise VerifyError(
+                f"config 'engram_num_embeddings': too few rows for layer {layer}: got {rows}, "
+                f"want at least {count * sizes.buckets}"
+            )
     primes = bucket_primes(sizes)
     for layer, rows in zip(sizes.layers, sizes.rows, strict=True):
         if sum(primes[layer]) > rows:

@@ -11,6 +11,7 @@ from tilewright.graph import Graph
 from tilewright.graph.errors import VerifyError
 from tilewright.graph.types import BF16, F32, DType, ElementType, element_type
 from tilewright.models.record import read_object, shown
+from tilewright.models.settings import section, text_settings
 
 FOLDER = Path(__file__).parent / "configs"
 _FP8_ROWS = "fp8_e4m3[g=32,axis=1,scale=ue8m0]"
@@ -48,8 +49,8 @@ def released_formats(
 
     Files without a quantisation of their own store all matrices in the activation dtype.
     """
-    text = {**config, **(config.get("text_config") or {})}
-    stored = text.get("quantization_config") or {}
+    text = text_settings(config)
+    stored = section(text, "quantization_config")
     block = stored.get("weight_block_size")
     expert = text.get("expert_dtype") or stored.get("expert_dtype")
     found: dict[str, ElementType] = {}

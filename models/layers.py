@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.graph import Dim, GraphBuilder, Role, Value
 from tilewright.graph.errors import VerifyError
 from tilewright.graph.types import BF16, F32, I32, DType, ElementType
+from tilewright.models.settings import scaling_number
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,10 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
     match kind:
         case "default":
             return base, 1.0
+        case "divisors":
+            return _divided(base, rope.scaling), 1.0
         case "linear":
-            return [f / float(rope.scaling["factor"]) for f in base], 1.0
+            return [f / scaling_number(rope.scaling, "factor") for f in base], 1.0
         case "llama3":
             return [_llama3(f, rope.scaling) for f in base], 1.0
         case "yarn":
@@ -107,33 +110,48 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
             raise VerifyError(f"rope scaling '{kind}': unknown: have {known}")
 
 
+def _divided(base: list[float], scaling: Mapping[str, Any]) -> list[float]:
+    """Divide each frequency by its own number, as GGUF files of Llama 3 store the scaling."""
+    divisors = scaling.get("divisors") or []
+    if len(divisors) != len(base) or not all(0 < d < 1e30 for d in divisors):
+        raise VerifyError(f"config 'rope_scaling.divisors': want {len(base)} positive numbers")
+    return [f / d for f, d in zip(base, divisors, strict=True)]
+
+
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
     """Keep short wavelengths, stretch long ones, interpolate between."""
-    factor, low, high = (
-        float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")
-    )
-    turns = float(scaling["original_max_position_embeddings"]) * frequency / (2 * math.pi)
+    factor, low, high, original = (scaling_number(scaling, k) for k in _LLAMA3)
+    if low == high:
+        raise VerifyError(
+            f"config 'rope_scaling.high_freq_factor': got {high}, want another than low_freq_factor"
+        )
+    turns = original * frequency / (2 * math.pi)
     smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
 def _yarn(base: list[float], rope: Rope) -> tuple[list[float], float]:
     scaling = rope.scaling
-    factor = float(scaling["factor"])
-    original = float(scaling["original_max_position_embeddings"])
+    factor = scaling_number(scaling, "factor")
+    original = scaling_number(scaling, "original_max_position_embeddings")
+    if rope.theta == 1:
+        raise VerifyError("config 'rope_theta': got 1, want another number, for yarn")
 
     def pair_of(turns: float) -> float:
         wavelength = original / (turns * 2 * math.pi)
         return rope.width * math.log(wavelength) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_of(float(scaling.get("beta_fast", 32)))), 0)
-    high = min(math.ceil(pair_of(float(scaling.get("beta_slow", 1)))), rope.width - 1)
+    low = max(math.floor(pair_of(scaling_number(scaling, "beta_fast", 32))), 0)
+    high = min(math.ceil(pair_of(scaling_number(scaling, "beta_slow", 1))), rope.width - 1)
     scaled = []
     for i, frequency in enumerate(base):
         ramp = min(max((i - low) / max(high - low, 0.001), 0.0), 1.0)
         scaled.append(frequency / factor * ramp + frequency * (1 - ramp))
     default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return scaled, float(scaling.get("attention_factor") or default)
+    return scaled, scaling_number(scaling, "attention_factor", default)
 
 
 @dataclass(frozen=True)

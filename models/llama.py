@@ -25,11 +25,19 @@ from tilewright.models.layers import (
     gated_mlp,
     keep,
 )
+from tilewright.models.llama_settings import check_scaling, check_settings, read_window
+from tilewright.models.record import shown
+from tilewright.models.settings import flag, section
+
+MAX_WIDTH = 1 << 14  # of a head, in elements
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a Llama-like decoder, under the names of its published configuration."""
+    """The sizes of a Llama-like decoder, under the names of its published configuration.
+
+    `window`: attention here sees all positions, so the context must not be longer.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -42,10 +50,12 @@ class LlamaConfig:
     max_context: int
     attention_bias: bool = False
     output_bias: bool = False
+    window: int | None = None
 
 
 def read_config(config: Mapping[str, Any]) -> LlamaConfig:
     """Read a Hugging Face configuration; raise VerifyError naming the key that does not fit."""
+    check_settings(config)
     hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     kv_heads = positive(config, "num_key_value_heads", heads)
     if heads % kv_heads:
@@ -53,18 +63,21 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
             f"config 'num_key_value_heads': does not divide the heads: got {kv_heads}, "
             f"want a divisor of {heads}"
         )
-    width = positive(config, "head_dim", hidden // heads)
+    width = positive(config, "head_dim", hidden // heads, most=MAX_WIDTH)
     if width % 2:
         raise VerifyError(f"config 'head_dim': is odd: got {width}, want an even width")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise VerifyError(f"config 'hidden_act': not supported: got {activation!r}, want 'silu'")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = section(config, "rope_parameters") or section(config, "rope_scaling")
+    check_scaling(rope)
+    num_layers = positive(config, "num_hidden_layers")
+    bias = flag(config, "attention_bias", default=False)
     return LlamaConfig(
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=positive(config, "intermediate_size"),
-        num_layers=positive(config, "num_hidden_layers"),
+        num_layers=num_layers,
         attention=AttentionShape(heads, kv_heads, width),
         rms_norm_eps=real(config, "rms_norm_eps", 1e-6),
         rope=Rope(
@@ -73,22 +86,27 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
             pairing=str(config.get("rope_pairing", "half")),
             scaling=rope,
         ),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tie_word_embeddings=flag(config, "tie_word_embeddings", default=False),
         max_context=positive(config, "max_position_embeddings", 2048),
-        attention_bias=bool(config.get("attention_bias", False)),
-        output_bias=bool(config.get("attention_bias", False)),
+        attention_bias=bias,
+        output_bias=bias,
+        window=read_window(config, num_layers),
     )
 
 
-def positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def positive(
+    config: Mapping[str, Any], key: str, default: int | None = None, *, most: int | None = None
+) -> int:
     """Return a positive int of the configuration, or its default where the key is absent or
-    null."""
+    null. `most`: a bound far beyond any model's, where something loops over the number."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
         raise VerifyError(f"config '{key}': is missing: want a positive int")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise VerifyError(f"config '{key}': got {value!r}, want a positive int")
+        raise VerifyError(f"config '{key}': got {shown(value)}, want a positive int")
+    if most is not None and value > most:
+        raise VerifyError(f"config '{key}': got {value}, want a positive int of at most {most}")
     return value
 
 
@@ -97,7 +115,7 @@ def real(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e30:
-        raise VerifyError(f"config '{key}': got {value!r}, want a positive number")
+        raise VerifyError(f"config '{key}': got {shown(value)}, want a positive number")
     return float(value)
 
 
@@ -137,7 +155,16 @@ def block(
 def build(
     name: str, c: LlamaConfig, formats: Formats, limits: Limits, *, refine: Refine = keep
 ) -> Graph:
-    """Return the graph of one step of the decoder."""
+    """Return the graph of one step of the decoder.
+
+    Raises VerifyError where a layer's window would hide a part of the context.
+    """
+    if c.window is not None and limits.max_context > c.window:
+        raise VerifyError(
+            f"config 'sliding_window': shorter than the context, and windows are not built: "
+            f"got {c.window}, want at least {limits.max_context}; "
+            f"compile with --max-context {c.window}"
+        )
     b, dtype = GraphBuilder(name), formats.activation
     step = declare_step(b, limits)
     embedding = "model.embed_tokens.weight"

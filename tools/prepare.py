@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.codegen.config import DTYPES, CompileConfig
+from tilewright.codegen.config import DEFAULT_REPLAY, DTYPES, CompileConfig
 from tilewright.codegen.pack_cpu import Unpacked
 from tilewright.graph import Graph
 from tilewright.graph.errors import VerifyError
@@ -180,6 +180,8 @@ def settled(
             raise VerifyError(f"setting '{setting}': the family '{family.name}' has none")
     if config.layer_range is not None:
         read = with_layers(read, *config.layer_range)
+    if config.replay_tokens == DEFAULT_REPLAY:
+        config = replace(config, replay_tokens=read.default_replay)
     if config.replay_tokens is not None:
         read = replace(read, replay_tokens=config.replay_tokens)
     return read, config
@@ -231,6 +233,8 @@ def _formats(checkpoint: Checkpoint, activation: DType) -> dict[str, ElementType
     matrices = [e for e in checkpoint.tensors.values() if len(e.shape) > 1]
     exact = any(e.dtype == "bf16" for e in matrices)
     for name, entry in checkpoint.tensors.items():
+        if entry.dtype == "f8_e8m0":
+            raise VerifyError(f"{entry.where}: scales of a weight that is missing or not quantised")
         if entry.dtype not in _STORED and entry.scale is None:
             raise VerifyError(
                 f"tensor '{name}': cannot be used as it is stored: got {entry.dtype}, "
@@ -267,6 +271,12 @@ def _model_record(
     checkpoint: Checkpoint, family: str, vocab_size: int, config: CompileConfig
 ) -> ModelRecord:
     generation = checkpoint.generation
+    for token in (*generation.eos_ids, generation.bos_id):
+        if token is not None and token >= vocab_size:
+            raise VerifyError(
+                f"checkpoint '{checkpoint.name}': special token outside the vocabulary: "
+                f"got {token}, want below {vocab_size} ({checkpoint.source})"
+            )
     plain = (str, int, float, bool)
     return ModelRecord(
         name=checkpoint.name,

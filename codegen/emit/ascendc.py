@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.codegen.emit.ascendc_host import Launch, entry
+from tilewright.codegen.emit.ascendc_memory import fits
 from tilewright.codegen.emit.ascendc_rows import SIZES, AscendRows
 from tilewright.codegen.emit.ascendc_text import THREADS
 from tilewright.codegen.emit.cpp import environment, row_extent
@@ -28,6 +29,7 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
 
 ARGMAX_PART = 16384  # entries of a row in the buffer at once
+MOST_ARGUMENTS = 12  # of a vector function
 
 
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
@@ -110,7 +112,11 @@ def row_program(
     lanes: int,
 ) -> RowProgram:
     """Return the row kernel that computes some nodes of a body."""
-    program = AscendRows(body, nodes, rows, sinks, lanes)
+    program = _fitting(body, nodes, rows, sinks, lanes)
+    given = 4 + len(program.pointers) + len(program.extents)
+    if given > MOST_ARGUMENTS:
+        raise LowerError(f"row kernel '{body.name}': its vector function takes {given} arguments, "
+                         f"want at most {MOST_ARGUMENTS}")  # fmt: skip
     layout, regions = program.layout, program.regions
     found: dict[str, str] = {}
     shared, copies = _copies(body, program, found)
@@ -140,6 +146,21 @@ def row_program(
         appends=appends,
     )  # fmt: skip
     return RowProgram(name, text, tuple(tensors), tuple(program.extents))
+
+
+def _fitting(
+    body: Graph, nodes: Sequence[str], rows: Dim, sinks: Mapping[str, str], lanes: int
+) -> AscendRows:
+    """Return the program; operands with the longest rows stay in global memory if one row of all
+    does not fit the buffer."""
+    program = AscendRows(body, nodes, rows, sinks, lanes)
+    while not fits(list(program.regions.values())):
+        brought = [(c.row_bytes, c.tensor) for c in program.copies.values() if c.how != "indexed"]
+        if not brought:
+            break
+        far = program.far | {max(brought)[1]}
+        program = AscendRows(body, nodes, rows, sinks, lanes, far=far)
+    return program
 
 
 def _copies(

@@ -37,6 +37,7 @@ class PagedRows:
     row_bytes: int
     row_stride: int
     decode: str
+    cell: str
     name: str = ""
 
 
@@ -77,7 +78,7 @@ def paged_rows(body: Graph, state: str, tables: str, cell: str, *, name: str = "
     width, row_bytes = constant(type_.shape[2]), row_bytes_of(type_)
     return PagedRows(
         state, tables, extent_name(body.type_of(tables).shape[1]), constant(type_.shape[1]),
-        row_bytes, aligned(row_bytes), decode_text(type_.dtype, width, cell), name,
+        row_bytes, aligned(row_bytes), decode_text(type_.dtype, width, cell), cell, name,
     )  # fmt: skip
 
 

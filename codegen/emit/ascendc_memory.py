@@ -62,6 +62,11 @@ def plan(regions: list[Region], *, name: str, most_rows: int = 32) -> Layout:
     )
 
 
+def fits(regions: list[Region]) -> bool:
+    """Say whether one row of all regions fits."""
+    return _place(regions, 1, 1).total <= UB_BYTES
+
+
 def _place(regions: list[Region], rows: int, stages: int) -> Layout:
     offsets: dict[str, int] = {}
     at = 0

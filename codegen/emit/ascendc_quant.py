@@ -4,9 +4,10 @@ groups, because the scales of a pair share two bytes that one thread must write.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.codegen.emit.ascendc_text import block, offset, spread
+from tilewright.codegen.emit.ascendc_text import offset, spread
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.row_access import is_int
 from tilewright.codegen.emit.shapes import constant
@@ -108,59 +109,89 @@ def append_rows(c: Call) -> list[str]:
     return spread((width,), [f"{c.rows.at(region, 'j')} = {stored};"])
 
 
+@dataclass(frozen=True)
+class _Packing:
+    """How one packed row lies in the buffer, and the value that goes there."""
+
+    c: Call
+    name: str
+    target: BlockFormat
+    width: int
+    source: str
+
+    @property
+    def coded(self) -> int:
+        return self.width - self.target.tail
+
+    @property
+    def groups(self) -> int:
+        return -(-self.coded // self.target.block[1])
+
+    @property
+    def code_bytes(self) -> int:
+        return -(-self.coded * self.target.code.bits // 8)
+
+    @property
+    def scale_at(self) -> int:
+        return self.code_bytes + 2 * self.target.tail
+
+    def at(self, place: str) -> str:
+        return self.c.rows.at(f"o_{self.c.node.name}", place)
+
+    def value(self, place: str) -> str:
+        rank = self.c.rows.body.type_of(self.source).rank
+        return self.c.rows.element(self.source, (place,), rank)
+
+    def code(self, place: str) -> str:
+        return f"tw_code_{self.name}(tw_coded_{self.name}({self.value(place)}, scale))"
+
+
 def _packed(c: Call, target: BlockFormat, width: int) -> list[str]:
     """Codes, bf16 tail, scales. Scales are those of the values before they were quantised."""
-    raw = c.rows.plan.packed_from.get(c.node.name)
-    name = format_name(target)
+    raw, name = c.rows.plan.packed_from.get(c.node.name), format_name(target)
     if raw is None and name == "nvfp4":
         raise LowerError(
             f"append_rows '{c.node.name}': values of {target} were quantised in another kernel, "
             "where their scales stayed: want both in one"
         )
-    source = raw or c.node.inputs[1]
-    type_ = c.rows.body.type_of(source)
-    coded, group, bits = width - target.tail, target.block[1], target.code.bits
-    groups, code_bytes = -(-coded // group), -(-coded * bits // 8)
-    scale_at = code_bytes + 2 * target.tail
-    padded = -(-groups // 8) * 8 if target.tail else groups
-    region = f"o_{c.node.name}"
-
-    def at(place: str) -> str:
-        return c.rows.at(region, place)
-
-    def code(place: str) -> str:
-        value = c.rows.element(source, (place,), type_.rank)
-        return f"tw_code_{name}(tw_coded_{name}({value}, scale))"
-
-    value = c.rows.element(source, ("c",), type_.rank)
-    if bits == 8:
-        codes = [f"for (int32_t c = first; c < stop; ++c) {at('c')} = (uint8_t){code('c')};"]
-    else:
-        high = f"(c + 1 < stop ? {code('(c + 1)')} << 4 : 0u)"
-        codes = [
-            "for (int32_t c = first; c < stop; c += 2)",
-            f"  {at('c / 2')} = (uint8_t)({code('c')} | {high});",
-        ]
-    group_lines = [
-        *_group_scale(name, value, coded, group),
-        *codes,
-        f"{at(f'{scale_at} + g')} = (uint8_t)tw_scale_code_{name}(scale);",
-    ]
-    each = 2 if scale_at % 2 == 0 else padded  # groups of one thread
+    row = _Packing(c, name, target, width, raw or c.node.inputs[1])
+    padded = -(-row.groups // 8) * 8 if target.tail else row.groups
+    each = 2 if row.scale_at % 2 == 0 else padded  # groups of one thread
     lines = [
         f"for (int32_t g = j * {each}; g < j * {each} + {each} && g < {padded}; ++g) {{",
-        f"  if (g >= {groups}) {at(f'{scale_at} + g')} = 0;",
+        f"  if (g >= {row.groups}) {row.at(f'{row.scale_at} + g')} = 0;",
         "  else {",
-        *("    " + line for line in group_lines),
+        *("    " + line for line in _packed_group(row)),
         "  }",
         "}",
     ]
     found = spread((-(-padded // each),), lines)
-    if target.tail:
-        tail_value = c.rows.element(source, (f"({coded} + j)",), type_.rank)
-        found += spread((target.tail,), block([
-            f"const uint32_t half = tw_f32_to_bf16({tail_value});",
-            f"{at(f'{code_bytes} + 2 * j')} = (uint8_t)half;",
-            f"{at(f'{code_bytes} + 2 * j + 1')} = (uint8_t)(half >> 8);",
-        ]))  # fmt: skip
-    return found
+    return found + _packed_tail(row) if target.tail else found
+
+
+def _packed_group(row: _Packing) -> list[str]:
+    """Codes and scale of group `g`; an even element is in the low half of its byte."""
+    if row.target.code.bits == 8:
+        code = row.code("c")
+        codes = [f"for (int32_t c = first; c < stop; ++c) {row.at('c')} = (uint8_t){code};"]
+    else:
+        high = f"(c + 1 < stop ? {row.code('(c + 1)')} << 4 : 0u)"
+        codes = [
+            "for (int32_t c = first; c < stop; c += 2)",
+            f"  {row.at('c / 2')} = (uint8_t)({row.code('c')} | {high});",
+        ]
+    scale = f"(uint8_t)tw_scale_code_{row.name}(scale)"
+    return [
+        *_group_scale(row.name, row.value("c"), row.coded, row.target.block[1]),
+        *codes,
+        f"{row.at(f'{row.scale_at} + g')} = {scale};",
+    ]
+
+
+def _packed_tail(row: _Packing) -> list[str]:
+    lines = [
+        f"const uint32_t half = tw_f32_to_bf16({row.value(f'({row.coded} + j)')});",
+        f"{row.at(f'{row.code_bytes} + 2 * j')} = (uint8_t)half;",
+        f"{row.at(f'{row.code_bytes} + 2 * j + 1')} = (uint8_t)(half >> 8);",
+    ]
+    return spread((row.target.tail,), lines)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.ascendc_calls import call_lines
@@ -27,12 +28,13 @@ from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.ops.layout import VIEWS
 from tilewright.graph.scalar import Var
-from tilewright.graph.types import BlockFormat, ElementType
+from tilewright.graph.types import BF16, BlockFormat, ElementType
 
 _REDUCE = {
     "reduce_sum": ("0.0f", "{0} = {0} + {1};"),
     "reduce_max": ("-__builtin_inff()", "{0} = tw_max({0}, {1});"),
 }
+_CHEAP = ("add", "cast", "mul", "scale", "shift", "square", "sub")
 SIZES = {"float": 4, "uint16_t": 2, "int32_t": 4, "uint8_t": 1}
 
 
@@ -63,31 +65,46 @@ class AscendRows:
     """The row program of some nodes of a body. `sinks` maps nodes to the tensor they go to.
 
     `pointers` are tensors that threads read in global memory, `extents` run-time numbers they need.
+    `far` operands are not brought: their rows are so long that the buffer would not hold all.
     """
 
     def __init__(
-        self, body: Graph, names: Sequence[str], rows: Dim, sinks: Mapping[str, str], lanes: int
+        self,
+        body: Graph,
+        names: Sequence[str],
+        rows: Dim,
+        sinks: Mapping[str, str],
+        lanes: int,
+        *,
+        far: frozenset[str] = frozenset(),
     ) -> None:
         if lanes != WARP:
             raise LowerError(f"row kernel '{body.name}': lanes: got {lanes}, want a warp of {WARP}")
-        self.body, self.rows, self.sinks = body, rows, sinks
+        self.body, self.rows, self.sinks, self.far = body, rows, sinks, far
         self.inside = {n: body.node[n] for n in names}
-        planner = RowPlanner(body, names, rows, frozenset(sinks))
+        planner = RowPlanner(body, names, rows, frozenset(sinks), swaps_apart=False)
         self.plan, self.shape_of = planner.plan(), planner.shape
+        self.windows = self._windows()
+        self.again = self._computed_again()
         self.packed = matrix_weights(body)
         self.copies: dict[tuple[str, str], Copy] = {}
         self.regions: dict[str, Region] = {}
         self.pointers: dict[str, str] = {}
         self.extents: dict[str, None] = {}
         self.function = self._function()
-        self.layout: Layout = plan(list(self.regions.values()), name=body.name)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return plan(list(self.regions.values()), name=self.body.name)
 
     # --- statements -----------------------------------------------------------------------------
 
     def _function(self) -> list[str]:
         for name in self.plan.arrays:
             node = self.inside[name]
-            self._held(f"b_{name}", node.type.dtype, self.size(node), staged=False)
+            if name in self.sinks or name in self.windows | self.again:
+                continue  # the result or the operand is read, or what is cheap is computed again
+            self._held(f"b_{name}", self.held_dtype(node), self.size(node), staged=False)
         for name, node in self.inside.items():
             if op_def(node.op).kind is Kind.STORE:
                 entry = self.body.type_of(node.inputs[1])
@@ -99,6 +116,8 @@ class AscendRows:
                 self._held(f"o_{name}", node.type.dtype, self.size(node), staged=True)
         lines: list[str] = []
         for nest in self.plan.nests:
+            if self.windows | self.again >= set(nest.sinks):
+                continue
             match nest.kind:
                 case "reduce":
                     found = self._reduce(nest)
@@ -108,6 +127,45 @@ class AscendRows:
                     found = self._loop(nest)
             lines += [*block(found), "asc_syncthreads();"]
         return lines[:-1]
+
+    def _windows(self) -> frozenset[str]:
+        """Kept values that are parts of an operand's row: they are read there."""
+        return frozenset(
+            name
+            for name in self.plan.arrays
+            if self.inside[name].op == "slice_last"
+            and len(self.shape_of(self.inside[name])) == 1
+            and self.inside[name].inputs[0] not in self.inside
+            and name not in self.sinks
+        )
+
+    def _computed_again(self) -> frozenset[str]:
+        """Kept values that are one cheap step from operands, for users that walk their elements."""
+        return frozenset(
+            name
+            for name in self.plan.arrays
+            if self.inside[name].op in _CHEAP
+            and name not in self.sinks
+            and all(self._in_memory(i) for i in self.inside[name].inputs)
+            and all(self._walks(self.body.node[u], name) for u in self.body.users[name])
+        )
+
+    def _in_memory(self, value: str) -> bool:
+        root = self.root(value)
+        return root not in self.inside or root in self.windows
+
+    def _walks(self, user: Node, value: str) -> bool:
+        kinds = (Kind.ELEMENTWISE, Kind.REDUCE)
+        walks = user.name in self.inside and op_def(user.op).kind in kinds
+        return walks and self._walked(user) == self.shape_of(self.inside[value])
+
+    def held_dtype(self, node: Node) -> ElementType:
+        """Return how a value is kept: what is only rounded to bf16 afterwards is rounded first."""
+        users = [self.body.node[name] for name in self.body.users[node.name]]
+        rounded = users and all(
+            u.op == "cast" and u.type.dtype == BF16 and u.name in self.inside for u in users
+        )
+        return BF16 if rounded and node.name not in self.sinks else node.type.dtype
 
     def size(self, node: Node) -> int:
         return max(1, constant(product(self.shape_of(node))))
@@ -128,6 +186,10 @@ class AscendRows:
         assert isinstance(state.dtype, BlockFormat)
         row_bytes = state.dtype.row_bytes(constant(state.shape[-1]))
         self.region(f"o_{node.name}", "uint8_t", row_bytes, staged=True)
+
+    def held(self, name: str, place: str) -> str:
+        """Return an element of a node that later nests read."""
+        return self.at(f"{'o' if name in self.sinks else 'b'}_{name}", place)
 
     def at(self, region: str, place: str) -> str:
         """Return an element of this row's part of a region."""
@@ -168,13 +230,11 @@ class AscendRows:
 
     def stores(self, node: Node, place: str, value: str) -> list[str]:
         """Return the statements that put an element of a node where it goes."""
-        stored = storage(node.type.dtype).store.format(value)
-        lines = []
-        if node.name in self.plan.arrays:
-            lines.append(f"{self.at(f'b_{node.name}', place)} = {stored};")
-        if node.name in self.sinks:
-            lines.append(f"{self.at(f'o_{node.name}', place)} = {stored};")
-        return lines
+        stored = storage(self.held_dtype(node)).store.format(value)
+        kept = node.name in self.plan.arrays and node.name not in self.windows | self.again
+        if kept or node.name in self.sinks:
+            return [f"{self.held(node.name, place)} = {stored};"]
+        return []
 
     def _value(self, nest: _Nest, node: Node) -> str:
         if node.name in nest.done:
@@ -208,7 +268,8 @@ class AscendRows:
         """Return an operand at the element computed: in this nest, or from the buffer."""
         node = self.inside.get(value)
         same = node is not None and self.shape_of(node) == self._walked(user)
-        kept = value in self.plan.arrays and self.plan.stage[value] < nest.stage
+        early = value in self.plan.arrays and self.plan.stage[value] < nest.stage
+        kept = early and value not in self.again
         if node is not None and same and not kept and node.op not in VIEWS:
             text = self._value(nest, node)
             return f"((float){text})" if is_int(node.type) else text
@@ -239,15 +300,26 @@ class AscendRows:
             shape = tuple(constant(d) for d in type_.shape[1:])
         else:
             shape = inner_shape(type_, rank, self.rows)
-        place = offset(index[len(index) - len(shape) :] if shape else (), shape)
+        place, dtype = offset(index[len(index) - len(shape) :] if shape else (), shape), type_.dtype
+        if root in self.windows:
+            window = self.inside[root]
+            moved = f"({place} + {window.attr['start']})"
+            return self.element(window.inputs[0], (moved,), window.type.rank, as_int=as_int)
         if root in self.inside:
-            loaded = self.at(f"b_{root}", place)
+            loaded, dtype = self.held(root, place), self.held_dtype(self.inside[root])
         else:
             if value in self.packed:
                 raise LowerError(f"weight '{value}': is a matrix: want a plain operand")
             rowwise = value not in self.body.weight and has_rows(type_, rank, self.rows)
-            loaded = self.at(self.operand(root, shape, rowwise=rowwise, chosen=chosen), place)
-        return loaded if as_int else storage(type_.dtype).load.format(loaded)
+            if root in self.far and not chosen:
+                pointer = self.whole(root, storage(dtype).ctype)
+                count = max(1, constant(product(shape)))
+                start = f"(int64_t)(first_row + row) * {count} + " if rowwise else ""
+                loaded = f"{pointer}[{start}{place}]"
+            else:
+                region = self.operand(root, shape, rowwise=rowwise, chosen=chosen)
+                loaded = self.at(region, place)
+        return loaded if as_int else storage(dtype).load.format(loaded)
 
     def operand(self, name: str, shape: tuple[int, ...], *, rowwise: bool, chosen: str = "") -> str:
         """Note that a tile needs this tensor; return the region it is brought to."""

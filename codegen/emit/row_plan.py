@@ -54,9 +54,21 @@ def row_shape(body: Graph, node: Node, rows: Dim) -> tuple[int, ...]:
 
 
 class RowPlanner:
-    """Assigns stages to the nodes of a row program."""
+    """Assigns stages to the nodes of a row program.
 
-    def __init__(self, body: Graph, names: Sequence[str], rows: Dim, sinks: frozenset[str]) -> None:
+    `swaps_apart`: neighbours are swapped in a nest of their own, so that all other work walks
+    contiguous elements.
+    """
+
+    def __init__(
+        self,
+        body: Graph,
+        names: Sequence[str],
+        rows: Dim,
+        sinks: frozenset[str],
+        *,
+        swaps_apart: bool = True,
+    ) -> None:
         self.body, self.rows, self.sinks = body, rows, sinks
         self.inside = {n: body.node[n] for n in names}
         self.packed_from = self._packed_from()
@@ -68,10 +80,9 @@ class RowPlanner:
                 if name in self.users:
                     self.users[name].append(node)
         self.stage: dict[str, int] = {}
-        # A nest walks pairs of one kind only. Neighbours are swapped in a nest of their own, so
-        # that all other work walks contiguous elements.
+        # A nest walks pairs of one kind only.
         pairings = {n.attr["pairing"] for n in self.nodes if n.op == "rotate_pairs"}
-        self.apart = len(pairings) > 1 or "interleaved" in pairings
+        self.apart = len(pairings) > 1 or swaps_apart and "interleaved" in pairings
 
     def _packed_from(self) -> dict[str, str]:
         """Stores of quantised rows find codes and scales from what was quantised here."""

@@ -68,7 +68,8 @@ BAD_V4: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "block": (
         {"quantization_config": {"weight_block_size": [128, 96]}},
-        "config 'weight_block_size': got [128, 96], want two ints, the last 32, 64 or 128",
+        "config 'weight_block_size': got [128, 96], want [128, 128] or [32, 32] or [1, 128] or "
+        "[1, 64] or [1, 32]",
     ),
     "missing": ({"q_lora_rank": None}, "config 'q_lora_rank': is missing: want a positive int"),
 }

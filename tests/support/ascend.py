@@ -51,12 +51,15 @@ def model_object(folder: Path) -> Path:
 class Variants:
     """Several texts of kernels in one library; each is run by its name."""
 
-    def __init__(self, texts: Mapping[str, str], cache: Path, work: Path) -> None:
+    def __init__(
+        self, texts: Mapping[str, str], cache: Path, work: Path, *, headers: str = ""
+    ) -> None:
+        """`headers`: text of what the kernels call."""
         source, library = work / "variants.cpp", work / "variants.so"
         self.ids = {name: i for i, name in enumerate(texts)}
         parts = [_variant(i, name, text) for i, (name, text) in enumerate(texts.items())]
         printed = any("tl_templates" in text for text in texts.values())
-        source.write_text("\n".join([_PRINTED if printed else "", _HEADERS, *parts]))
+        source.write_text("\n".join([_PRINTED if printed else "", _HEADERS, headers, *parts]))
         model = model_object(cache)
         includes = [f"-I{MODEL}", f"-I{template_folder()}"]
         built = work / "variants.o"

@@ -7,14 +7,15 @@ when the model reports it, in normal or in adversarial order.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from support.ascend import Variants
-from support.ascend_kernels import PRINTED, TEXTS, case
+from support.ascend_kernels import PRINTED, TEXTS, Case, case
+from support.ascend_mutants import coded_case, coded_text, headers
 
 pytestmark = pytest.mark.cpu
 
@@ -55,6 +56,8 @@ def _redirected(line: str) -> str:
         return line.replace("slot)", "(slot ^ 1))")
     if "& 1)" in line:
         return line.replace("& 1)", "& 1 ^ 1)")
+    if "stage)" in line:
+        return re.sub(r"(\w*stage)\)", r"(\1 ^ 1))", line, count=1)
     if "EVENT_ID0" in line:
         return line.replace("EVENT_ID0", "EVENT_ID5")
     return re.sub(r"(\d+)(\)+);", lambda m: f"{int(m.group(1)) ^ 2}{m.group(2)};", line)
@@ -63,13 +66,20 @@ def _redirected(line: str) -> str:
 Found = dict[str, tuple[str, bool]]
 
 
-def outcomes(texts: dict[str, str], cache: Path, work: Path) -> Found:
+def outcomes(
+    texts: dict[str, str],
+    cache: Path,
+    work: Path,
+    *,
+    headers: str = "",
+    draw: Callable[[str, np.random.Generator], Case] = case,
+) -> Found:
     """What the model said about each mutant in both orders, and if its values, in normal order,
     were right."""
-    variants = Variants(texts, cache, work)
+    variants = Variants(texts, cache, work, headers=headers)
     found = {}
     for name in texts:
-        normal, late = (case(name.split(":")[0], np.random.default_rng()) for _ in range(2))
+        normal, late = (draw(name.split(":")[0], np.random.default_rng()) for _ in range(2))
         said = variants.run(name, normal), variants.run(name, late, adversarial=True)
         found[name] = " / ".join(filter(None, said)), normal.right
     return found
@@ -103,4 +113,17 @@ def test_mutants_of_what_tilelang_printed(kernel_cache: Path, tmp_path: Path) ->
     found = outcomes({"contract": PRINTED, **texts}, kernel_cache, tmp_path)
     assert found.pop("contract") == ("", True)
     assert len(found) >= 60
+    assert [name for name, (said, _) in found.items() if not said] == []
+
+
+@pytest.mark.slow
+def test_mutants_of_a_coded_contraction(kernel_cache: Path, tmp_path: Path) -> None:
+    """Codes decoded by both vector cores, tiles of both operands in two stages: every flag."""
+    base = coded_text()
+    texts = {f"coded:{name}": text for name, text in mutants(base)}
+    found = outcomes(
+        {"coded": base, **texts}, kernel_cache, tmp_path, headers=headers(), draw=coded_case
+    )
+    assert found.pop("coded") == ("", True)
+    assert len(found) >= 80
     assert [name for name, (said, _) in found.items() if not said] == []
