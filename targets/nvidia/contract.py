@@ -110,10 +110,10 @@ def _tiles(
     if any(f.name not in WORD_LAYOUTS for f in formats):
         return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
-        many = _MANY_WORDS
+        narrow, many = _FEW_WORDS, _MANY_WORDS
         if len(sections_of(body, anchors)) < len(anchors):
             many = _MANY_PAIRS if segments == 1 else _MANY_PAIRS[:-3]
-        narrow = _FEW_WORDS
+            narrow = [tile for tile in narrow if tile[1] <= 16 * tile[3]]
         if len(formats) < len(anchors):  # rows are the left operand of plain values: 16 or more
             narrow = [tile for tile in narrow if tile[0] >= 16]
         # To decode a tile's weights takes as long as to multiply them with some 32 rows.
@@ -161,8 +161,8 @@ _MANY_WORDS: list[_Tile] = [
         (64, 64, 4, 2), (32, 64, 4, 3), (32, 128, 4, 3),
     )
 ]  # fmt: skip
-# Sums of two weights are more than registers hold of wide tiles, and with sums of segments beside
-# them more than they hold of the last three.
+# Sums of two weights are more than registers hold of wide tiles (or of 32 columns a
+# warp), and with sums of segments beside them more than they hold of the last three.
 _MANY_PAIRS: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
