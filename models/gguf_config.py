@@ -3,6 +3,7 @@
 A key of the model's architecture that has no meaning here is refused, never skipped.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -190,7 +191,9 @@ def _rope_scaling(meta: Metadata, prefix: str, file: GgufFile) -> dict[str, obje
         key = f"{prefix}.rope.scaling.original_context_length"
         scaling["original_max_position_embeddings"] = meta.count(key)
         if f"{prefix}.rope.scaling.attn_factor" in meta.values:
-            scaling["attention_factor"] = meta.number(f"{prefix}.rope.scaling.attn_factor")
+            # llama.cpp multiplies it with yarn's own factor instead of replacing that.
+            own = 0.1 * math.log(meta.number(f"{prefix}.rope.scaling.factor")) + 1.0
+            scaling["attention_factor"] = own * meta.number(f"{prefix}.rope.scaling.attn_factor")
     return scaling
 
 

@@ -50,13 +50,19 @@ def _rope(config: Mapping[str, object]) -> dict[str, object]:
     scaling = config.get("rope_scaling")
     flat = config.get("rope_parameters")
     if isinstance(flat, dict) and not any(isinstance(each, dict) for each in flat.values()):
-        scaling = {key: value for key, value in flat.items() if key != "rope_theta"}
-        if "rope_theta" in flat:
-            found["rope_theta"] = flat["rope_theta"]
+        if isinstance(scaling, dict) and scaling != flat:
+            raise VerifyError(
+                "config 'rope_scaling': says something else than 'rope_parameters': "
+                f"got {shown(scaling)} and {shown(flat)}, want one of them"
+            )
+        scaling = flat
     if isinstance(scaling, dict):
+        moved = ("partial_rotary_factor", "rope_theta")
+        found |= {key: scaling[key] for key in moved if scaling.get(key) is not None}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
-        rest = {key: value for key, value in scaling.items() if key != "type"}
-        scaling = None if kind == "default" else {**rest, "rope_type": kind}
+        named = (*moved, "rope_type", "type")
+        rest = {key: value for key, value in scaling.items() if key not in named}
+        scaling = {**rest, "rope_type": kind} if rest or kind != "default" else None
     found["rope_scaling"] = scaling
     return found
 

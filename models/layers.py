@@ -97,6 +97,8 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
     match kind:
         case "default":
             return base, 1.0
+        case "divisors":
+            return _divided(base, rope.scaling), 1.0
         case "linear":
             return [f / scaling_number(rope.scaling, "factor") for f in base], 1.0
         case "llama3":
@@ -106,6 +108,14 @@ def rotary_frequencies(rope: Rope) -> tuple[list[float], float]:
         case _:
             known = "default, divisors, linear, llama3, yarn"
             raise VerifyError(f"rope scaling '{kind}': unknown: have {known}")
+
+
+def _divided(base: list[float], scaling: Mapping[str, Any]) -> list[float]:
+    """Divide each frequency by its own number, as GGUF files of Llama 3 store the scaling."""
+    divisors = scaling.get("divisors") or []
+    if len(divisors) != len(base) or not all(0 < d < 1e30 for d in divisors):
+        raise VerifyError(f"config 'rope_scaling.divisors': want {len(base)} positive numbers")
+    return [f / d for f, d in zip(base, divisors, strict=True)]
 
 
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -141,7 +151,7 @@ def _yarn(base: list[float], rope: Rope) -> tuple[list[float], float]:
         ramp = min(max((i - low) / max(high - low, 0.001), 0.0), 1.0)
         scaled.append(frequency / factor * ramp + frequency * (1 - ramp))
     default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return scaled, float(scaling.get("attention_factor") or default)
+    return scaled, scaling_number(scaling, "attention_factor", default)
 
 
 @dataclass(frozen=True)

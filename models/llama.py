@@ -25,6 +25,7 @@ from tilewright.models.layers import (
     gated_mlp,
     keep,
 )
+from tilewright.models.llama_settings import check_scaling, check_settings, read_window
 from tilewright.models.record import shown
 from tilewright.models.settings import flag, section
 
@@ -33,7 +34,10 @@ MAX_WIDTH = 1 << 14  # of a head, in elements
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a Llama-like decoder, under the names of its published configuration."""
+    """The sizes of a Llama-like decoder, under the names of its published configuration.
+
+    `window`: attention here sees all positions, so the context must not be longer.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -46,10 +50,12 @@ class LlamaConfig:
     max_context: int
     attention_bias: bool = False
     output_bias: bool = False
+    window: int | None = None
 
 
 def read_config(config: Mapping[str, Any]) -> LlamaConfig:
     """Read a Hugging Face configuration; raise VerifyError naming the key that does not fit."""
+    check_settings(config)
     hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     kv_heads = positive(config, "num_key_value_heads", heads)
     if heads % kv_heads:
@@ -64,11 +70,14 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
     if activation != "silu":
         raise VerifyError(f"config 'hidden_act': not supported: got {activation!r}, want 'silu'")
     rope = section(config, "rope_parameters") or section(config, "rope_scaling")
+    check_scaling(rope)
+    num_layers = positive(config, "num_hidden_layers")
+    bias = flag(config, "attention_bias", default=False)
     return LlamaConfig(
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=positive(config, "intermediate_size"),
-        num_layers=positive(config, "num_hidden_layers"),
+        num_layers=num_layers,
         attention=AttentionShape(heads, kv_heads, width),
         rms_norm_eps=real(config, "rms_norm_eps", 1e-6),
         rope=Rope(
@@ -79,8 +88,9 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
         ),
         tie_word_embeddings=flag(config, "tie_word_embeddings", default=False),
         max_context=positive(config, "max_position_embeddings", 2048),
-        attention_bias=flag(config, "attention_bias", default=False),
-        output_bias=flag(config, "attention_bias", default=False),
+        attention_bias=bias,
+        output_bias=bias,
+        window=read_window(config, num_layers),
     )
 
 
@@ -145,7 +155,16 @@ def block(
 def build(
     name: str, c: LlamaConfig, formats: Formats, limits: Limits, *, refine: Refine = keep
 ) -> Graph:
-    """Return the graph of one step of the decoder."""
+    """Return the graph of one step of the decoder.
+
+    Raises VerifyError where a layer's window would hide a part of the context.
+    """
+    if c.window is not None and limits.max_context > c.window:
+        raise VerifyError(
+            f"config 'sliding_window': shorter than the context, and windows are not built: "
+            f"got {c.window}, want at least {limits.max_context}; "
+            f"compile with --max-context {c.window}"
+        )
     b, dtype = GraphBuilder(name), formats.activation
     step = declare_step(b, limits)
     embedding = "model.embed_tokens.weight"

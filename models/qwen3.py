@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.graph import Graph, Value
-from tilewright.graph.errors import VerifyError
 from tilewright.models import llama
 from tilewright.models.layers import Formats, LayerWeights, Limits
 
 
 def read_config(config: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Qwen3 configuration; raise VerifyError for the parts that are not built here."""
-    if config.get("use_sliding_window"):
-        raise VerifyError("config 'use_sliding_window': not supported: got true, want false")
-    return llama.read_config(config)
+    return llama.read_config({"use_sliding_window": False, **config})
 
 
 def build(name: str, c: llama.LlamaConfig, formats: Formats, limits: Limits) -> Graph:

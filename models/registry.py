@@ -8,7 +8,15 @@ from typing import Any, Protocol
 
 from tilewright.graph import Graph
 from tilewright.graph.errors import VerifyError
-from tilewright.models import deepseek_checkpoint, deepseek_v4, deepseek_v41, llama, qwen2, qwen3
+from tilewright.models import (
+    deepseek_checkpoint,
+    deepseek_v4,
+    deepseek_v41,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+)
 from tilewright.models.layers import Formats, Limits
 from tilewright.models.record import Checkpoint, shown
 
@@ -49,7 +57,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("llama", llama.read_config, llama.build),
-    "MistralForCausalLM": Family("llama", llama.read_config, llama.build),
+    "MistralForCausalLM": Family("mistral", mistral.read_config, llama.build),
     "Qwen2ForCausalLM": Family("qwen2", qwen2.read_config, llama.build),
     "Qwen3ForCausalLM": Family("qwen3", qwen3.read_config, qwen3.build),
     "DeepseekV4ForCausalLM": Family(

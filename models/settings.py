@@ -36,7 +36,8 @@ def listed(config: Mapping[str, Any], key: str, want: str) -> list[Any]:
 
 def scaling_number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """Return a positive number of a rotary scaling; without a default it has to be there."""
-    value = scaling.get(key, default)
+    value = scaling.get(key)
+    value = default if value is None else value
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e30:
         got = shown(value)
         raise VerifyError(f"config 'rope_scaling.{key}': got {got}, want a positive number")

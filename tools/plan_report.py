@@ -23,6 +23,7 @@ def plan_summary(report: PlanReport, seconds: float) -> dict[str, Any]:
         "model": manifest.model.name,
         "dtype": manifest.dtype,
         "mode": manifest.mode,
+        "invariance": manifest.invariance,
         "target": manifest.target.variant,
         "max_tokens_per_step": next(d.upper for d in manifest.dims if d.name == "tokens"),
         "kernels": len(manifest.kernels),
@@ -38,11 +39,17 @@ def _launches(manifest: Manifest) -> int:
     return max(len(b.launches) for b in manifest.buckets)
 
 
+def mode_text(summary: dict[str, Any]) -> str:
+    """Say the mode, and where the target's promise of equal bits is not proven."""
+    unproven = summary["mode"] == "deterministic" and summary["invariance"] != "proven"
+    return summary["mode"] + (" (unproven on this target)" if unproven else "")
+
+
 def print_plan(summary: dict[str, Any]) -> None:
     """Print the tables of a plan."""
     console, memory = result_console(), summary["memory"]
     console.print(
-        f"{summary['model']}: {summary['dtype']}, {summary['mode']}, {summary['target']}; "
+        f"{summary['model']}: {summary['dtype']}, {mode_text(summary)}, {summary['target']}; "
         f"{summary['kernels']} kernels ({summary['kernels_compiled']} objects compiled), "
         f"{summary['launches_per_step']} launches a step; {summary['seconds']:.1f} s",
         markup=False,

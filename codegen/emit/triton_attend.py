@@ -15,9 +15,9 @@ from tilewright.codegen.emit.triton_host import (
     parameters,
     workspace_pointers,
 )
-from tilewright.codegen.emit.triton_places import joined_masks
+from tilewright.codegen.emit.triton_places import Index, joined_masks
 from tilewright.codegen.emit.triton_rows import power_of_two
-from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
+from tilewright.codegen.emit.triton_values import Scope, Values, triton_type
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node

@@ -21,8 +21,8 @@ from tilewright.codegen.emit.triton_paged import (
     row_cells,
     slices_of,
 )
+from tilewright.codegen.emit.triton_places import Index
 from tilewright.codegen.emit.triton_rows import power_of_two
-from tilewright.codegen.emit.triton_values import Index
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+SHARED_BYTES = 227 << 10  # of a block, on every chip of these targets
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
 FORBIDDEN_PTX = (
     (r"\b(?:atom|red)\.", "an atomic has no fixed order of accumulation"),
@@ -82,6 +83,11 @@ def build(path: Path, capability: int) -> dict[str, Any]:
         refused = scan_ptx(f"{path.stem}.{name}", made.asm["ptx"])
         if refused:
             raise ValueError(refused)
+        if made.metadata.shared > SHARED_BYTES:
+            raise ValueError(
+                f"'{path.stem}.{name}': too much shared memory for a block: got "
+                f"{made.metadata.shared} bytes, want at most {SHARED_BYTES}"
+            )
         if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
             raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
         cubin = path.with_name(f"{path.stem}.{name}.cubin")

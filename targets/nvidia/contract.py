@@ -63,7 +63,11 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         slots, matrices = int(first.type.shape[1]), int(body.type_of(first.inputs[1]).shape[0])
         meets = -(-rows * slots // matrices)
     few = meets <= _few_up_to(body, anchors)
-    ordered = [*_tiles(body, anchors, few=few), *_tiles(body, anchors, few=not few)]
+    ordered = [
+        tile
+        for form in (few, not few)
+        for tile in _tiles(body, anchors, numerics.segments, few=form)
+    ]
     if not few and meets >= 256 and ordered[0] in _MANY:
         # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
         ordered = [(128, 128, 64, 8, 3), *ordered]
@@ -102,7 +106,7 @@ def _few_up_to(body: Graph, anchors: list[Node]) -> int:
     return 128 if integer else 32
 
 
-def _tiles(body: Graph, anchors: list[Node], *, few: bool) -> list[_Tile]:
+def _tiles(body: Graph, anchors: list[Node], segments: int, *, few: bool) -> list[_Tile]:
     types = {body.type_of(i).dtype.name for n in anchors for i in n.inputs[:2]}
     formats = _formats(body, anchors)
     if "f32" in types or "f16" in types:
@@ -110,8 +114,11 @@ def _tiles(body: Graph, anchors: list[Node], *, few: bool) -> list[_Tile]:
     if any(f.name not in WORD_LAYOUTS for f in formats):
         return _FEW_CODES if few else _MANY_CODES
     if formats:
-        pairs = len(sections_of(body, anchors)) < len(anchors)
-        return _FEW_WORDS if few else _MANY_PAIRS if pairs else _MANY_WORDS
+        if few:
+            return _FEW_WORDS
+        if len(sections_of(body, anchors)) == len(anchors):
+            return _MANY_WORDS
+        return _MANY_PAIRS if segments == 1 else [*_MANY_PAIRS[4:], *_MANY_PAIRS[:4]]
     return _FEW if few else _MANY
 
 
@@ -151,12 +158,13 @@ _MANY_WORDS: list[_Tile] = [
         (32, 64, 4, 3), (64, 64, 8, 3), (64, 64, 4, 2),
     )
 ]  # fmt: skip
-# Sums of two weights, and those of their segments, are more than registers hold of wide tiles.
+# Sums of two weights are more than registers hold of wide tiles, and with sums of segments beside
+# them more than they hold of the first four.
 _MANY_PAIRS: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
-        (64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (32, 64, 4, 3), (32, 128, 8, 2),
-        (64, 64, 8, 2), (32, 64, 4, 2), (32, 128, 4, 2),
+        (64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (32, 128, 4, 2), (32, 128, 8, 2),
+        (32, 64, 4, 3), (64, 64, 8, 2), (32, 64, 4, 2),
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.

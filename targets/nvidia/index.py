@@ -53,9 +53,7 @@ def select_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
         least = min(16, max(4, most // _KEYS_A_WARP))
         for warps in dict.fromkeys((least, min(16, 2 * least))):
             found += [
-                Schedule.of(tile=tile, parts=parts, warps=warps, stages=stages)
-                for stages in (1, 2)
-                for parts in splits
+                Schedule.of(tile=tile, parts=parts, warps=warps, stages=1) for parts in splits
             ]
     return tuple(dict.fromkeys(found))
 

@@ -62,8 +62,7 @@ def latent_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     groups = [g for g in (16, 32, 64) if g <= most]
     forms = (1, 0) if rows <= 16 else (0, 1) if rows <= 64 else (0,)
     found = [
-        Schedule.of(split=split, heads=group, columns=columns, warps=8, stages=stages)
-        for stages in (1, 2)
+        Schedule.of(split=split, heads=group, columns=columns, warps=8, stages=1)
         for columns in (128, 64)
         for split in forms
         for group in (groups if split else groups[::-1])

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from device.cases_attend import attend_cases
 from device.cases_contract import DeviceCase, contract_cases
 from device.cases_rows import row_cases
 from support.kernel_case import distinct_bodies, make_case
@@ -100,7 +101,7 @@ def cases_of(target: Any) -> Iterator[DeviceCase]:
         for name, specs in specs_of(graph, count, target):
             case = None if timing else partial(make_case, specs[0], STEP, seed=7, padded=1)
             yield DeviceCase(model, name, specs, case)
-    for found in (*contract_cases(target), *row_cases(target)):
+    for found in (*contract_cases(target), *row_cases(target), *attend_cases(target)):
         if not asked or found.model in asked:
             count = int((asked.get(found.model) or [len(found.specs)])[0])
             yield replace(found, specs=found.specs[:count])
@@ -182,12 +183,12 @@ def main(folder: Path) -> None:
             sources[spec.symbol] = emit(spec, templates[spec.template])
             bounds = {d.name: d.upper for d in spec.body.dims} | {
                 "tokens": 4096 if "rows" in row else 512, "logit_rows": 512, "requests": 128,
-                "request_blocks": 256,
+                "request_blocks": 256, **row.get("bounds", {}),
             }  # fmt: skip
             row["kernels"].append({
                 "symbol": spec.symbol, "schedule": spec.schedule.to_json(),
                 "scratch": scratch_bytes(spec, target, {**bounds, "tokens": 128})
-                if spec.kind == "attend" and spec.schedule.values["split"]
+                if spec.kind == "attend" and spec.schedule.values["split"] and "paged" not in row
                 else scratch_bytes(spec, target, bounds),
             })  # fmt: skip
         cases.append(row)

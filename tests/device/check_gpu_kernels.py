@@ -160,6 +160,70 @@ def random_arguments(case: Any, dims: Mapping[str, int], context: int) -> dict[s
     return found
 
 
+def paged_arguments(case: Any, rows: int, context: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """A request for each token, each with `context` positions and pages of its own."""
+    p = case["paged"]
+    entries = context // p["ratio"]
+    pages, windows = -(-entries // p["per_page"]), 3
+    dims = {"tokens": rows, "requests": rows, "window_blocks": windows, "cache_blocks": pages,
+            "window_pages": rows * windows, "pages": rows * pages}  # fmt: skip
+    found = random_arguments({**case, "kind": "row"}, dims, context)
+    for name, role in case["roles"].items():
+        shape = found[name].shape
+        if role == "positions":
+            found[name].fill_(context - 1)
+        elif role == "selected":
+            picked = torch.rand(rows, entries, device=DEVICE).topk(min(shape[1], entries)).indices
+            found[name].fill_(-1)
+            found[name][:, : picked.shape[1]] = picked.sort().values
+        elif role == "candidates":
+            blocks = entries // p["block_size"]
+            count = min(shape[1], blocks)
+            picked = torch.rand(rows, blocks, device=DEVICE).topk(count).indices
+            found[name].fill_(-1)
+            found[name][:, :count] = picked.sort().values
+    return found, dims
+
+
+def paged_bytes(case: Any, rows: int, context: int) -> float:
+    """Bytes of states, queries and results that a step reads or writes once."""
+    p, entries = case["paged"], context // case["paged"]["ratio"]
+    listed = {"attend_window": 0, "attend_compressed": entries,
+              "attend_selected": min(p["selected"], entries),
+              "select_within": min(p["blocks"] * p["block_size"], entries)}  # fmt: skip
+    read = listed.get(p["op"], entries) * p["entry_bytes"] + p["window"] * p["window_bytes"]
+    both = 4 if p["op"].startswith("attend") else 2  # bf16 in and out
+    return rows * (read + p["heads"] * p["width"] * both)
+
+
+def timed_paged(
+    module: Any, case: Any, kernel: Any, given: Any, dims: Mapping[str, int], num_bytes: float
+) -> dict[str, Any]:
+    us = timed(lambda _: call(module, case, kernel, given, dims))
+    gbs = round(num_bytes / us / 1e3)
+    return {"schedule": kernel["schedule"], "us": round(us, 2), "gbs": gbs}
+
+
+def time_paged(module: Any, case: Any, label: str) -> dict[str, Any]:
+    """Times of every schedule by rows and context."""
+    found: dict[str, Any] = {}
+    for context in case["contexts"]:
+        for rows in case["rows"]:
+            given, dims = paged_arguments(case, rows, context)
+            size = max(k["scratch"] for k in case["kernels"])
+            given["workspace"] = torch.zeros(max(size, 256), dtype=torch.uint8, device=DEVICE)
+            num_bytes = paged_bytes(case, rows, context)
+            times = [timed_paged(module, case, k, given, dims, num_bytes) for k in case["kernels"]]
+            times.sort(key=lambda r: r["us"])
+            found[f"{rows} x {context}"] = times
+            best = times[0]
+            print(f"{label} rows {rows:4} ctx {context:6} best {best['us']:9.2f} us "
+                  f"{best['schedule']} worst {times[-1]['us']:.1f} {best['gbs']} GB/s",
+                  flush=True)  # fmt: skip
+            del given
+    return found
+
+
 def time_case(module: Any, case: Any, rows: int, context: int) -> list[dict[str, Any]]:
     blocks = -(-context // 32)
     dims = {"tokens": rows, "logit_rows": rows, "requests": rows, "request_blocks": blocks,
@@ -218,6 +282,8 @@ def main(folder: Path, results: Path | None) -> None:
                 print(f"{label} {len(case['kernels']):3} schedules  error {row['error']:.1e}  "
                       f"classes {row['classes']}  moved {len(row['moved'])} {row['moved'][:1]}",
                       flush=True)  # fmt: skip
+            elif "paged" in case:
+                row["times"] = time_paged(module, case, label)
             else:
                 row["times"] = {}
                 for rows in case.get("rows", (1, 16, 64, 128)):

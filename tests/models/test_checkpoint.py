@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,10 @@ def test_rotary_settings(build_gguf: BuildGguf) -> None:
         "factor": 4.0,
         "original_max_position_embeddings": 64,
     }
+    yarn["llama.rope.scaling.attn_factor"] = 0.5
+    scaled = open_checkpoint(build_gguf(metadata=yarn)).config["rope_scaling"]
+    assert isinstance(scaled, dict)
+    assert scaled["attention_factor"] == pytest.approx(0.5 * (0.1 * math.log(4.0) + 1.0))
     divisors = np.linspace(1, 8, 16, dtype=np.float32)
     checkpoint = open_checkpoint(build_gguf(tensors={"rope_freqs.weight": divisors}))
     scaling = {"rope_type": "divisors", "divisors": divisors.tolist()}
@@ -268,6 +273,14 @@ def test_rope_parameters_are_read_under_the_classic_keys(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, **older}))
     scaling = open_checkpoint(folder).config["rope_scaling"]
     assert scaling == {"rope_type": "linear", "factor": 2.0}
+    both = {"rope_scaling": {"rope_theta": 5e5, "rope_type": "default", "partial_rotary_factor": 1}}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **both}))
+    config = open_checkpoint(folder).config
+    assert (config["rope_theta"], config["rope_scaling"]) == (5e5, None)
+    assert config["partial_rotary_factor"] == 1
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **older, "rope_parameters": scaled}))
+    with pytest.raises(VerifyError, match=r"^config 'rope_scaling': says something else than "):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ PROBLEMS = {
 
 def build(p: Problem) -> Graph:
     b = GraphBuilder("index")
-    tokens = b.dim("tokens", Role.BATCH, upper=64)
-    requests = b.dim("requests", Role.BATCH, upper=8)
+    tokens = b.dim("tokens", Role.BATCH, upper=4096)
+    requests = b.dim("requests", Role.BATCH, upper=512)
     blocks = b.dim("cache_blocks", Role.CONTEXT, upper=1 << 17)
-    pages = b.dim("pages", Role.BATCH, upper=1 << 17)
+    pages = b.dim("pages", Role.BATCH, upper=1 << 20)
     operands = [
         b.input("q", element_type(p.query), tokens, p.heads, p.width),
         b.input("w", F32, tokens, p.heads),

@@ -56,10 +56,10 @@ PROBLEMS = {
 
 def build(p: Problem) -> Graph:
     b = GraphBuilder("latent")
-    tokens = b.dim("tokens", Role.BATCH, upper=512)
-    requests = b.dim("requests", Role.BATCH, upper=8)
+    tokens = b.dim("tokens", Role.BATCH, upper=4096)
+    requests = b.dim("requests", Role.BATCH, upper=512)
     window_blocks = b.dim("window_blocks", Role.CONTEXT, upper=512)
-    window_pages = b.dim("window_pages", Role.BATCH, upper=4096)
+    window_pages = b.dim("window_pages", Role.BATCH, upper=1 << 20)
     q = b.input("q", BF16 if p.epilogue else F32, tokens, p.heads, p.width)
     if p.epilogue:
         q = b.cast(b.cast(q, F32) * 0.5, BF16)
@@ -70,7 +70,7 @@ def build(p: Problem) -> Graph:
     ]  # fmt: skip
     if p.op != "attend_window":
         blocks = b.dim("cache_blocks", Role.CONTEXT, upper=512)
-        pages = b.dim("pages", Role.BATCH, upper=4096)
+        pages = b.dim("pages", Role.BATCH, upper=1 << 20)
         kind = format_of(p.entry_format)
         operands.append(b.state("entries", kind, pages, p.entries_per_page, p.width))
         operands.append(b.input("block_tables", I32, requests, blocks))

@@ -41,6 +41,7 @@ def test_json_summary(call: Call, model: Path, artifact: Path, tmp_path: Path) -
         "weights_bytes": manifest.weights_bytes,
         "dtype": "float32",
         "mode": "deterministic",
+        "invariance": manifest.invariance,
         "target": manifest.target.variant,
         "numerics_digest": manifest.numerics_digest,
     }

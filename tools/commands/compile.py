@@ -52,7 +52,8 @@ def compile_model(
     asked = Asked(
         model=model, model_config=model_config, target=chosen, mode=mode.value, dtype=dtype.value,
         max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
-        quantise_cache=not no_cache_quantisation, layers=layers, replay_tokens=replay_tokens,
+        quantise_cache=not no_cache_quantisation, layers=layers,
+        replay_tokens=options.replay_of(replay_tokens),
     )  # fmt: skip
     if output is None:
         _plan(asked, start, as_json=as_json)
@@ -133,6 +134,7 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
         "weights_bytes": report.weights_bytes,
         "dtype": manifest.dtype,
         "mode": manifest.mode,
+        "invariance": manifest.invariance,
         "target": manifest.target.variant,
         "numerics_digest": report.numerics_digest,
         "tuning": {"found": found.records.num_found, "measured": found.records.num_measured},
@@ -141,6 +143,7 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
+    from tilewright.tools.plan_report import mode_text
     from tilewright.tools.progress import result_console
 
     compiled, total = summary["kernels_compiled"], summary["kernels"]
@@ -150,7 +153,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("launches", f"{summary['launches_per_step']} a step, "
                      f"{summary['launches_per_layer']} a layer"),
         ("weights", f"{summary['weights_bytes'] / 1e6:.1f} MB"),
-        ("computes in", f"{summary['dtype']}, {summary['mode']}, {summary['target']}"),
+        ("computes in", f"{summary['dtype']}, {mode_text(summary)}, {summary['target']}"),
         ("numerics", summary["numerics_digest"][:16]),
         ("time", f"{summary['seconds']:.1f} s"),
     )  # fmt: skip
