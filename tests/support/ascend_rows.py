@@ -36,8 +36,8 @@ def compile_paged(graph: Graph, output: Path, cache: Path, rows: int) -> RandomW
     settings = replace(SETTINGS, max_tokens_per_step=rows, dtype="bfloat16")
     record = ModelRecord(
         name=graph.name, family="tiny", vocab_size=_vocabulary(graph),
-        max_context=settings.max_context, block_size=settings.block_size, bos_id=None, eos_ids=(), add_bos=False,
-        chat_template=None, tokenizer=None, config={},
+        max_context=settings.max_context, block_size=settings.block_size,
+        bos_id=None, eos_ids=(), add_bos=False, chat_template=None, tokenizer=None, config={},
     )  # fmt: skip
     job = CompileJob(
         graph, record, weights, target, toolchain, settings, first_candidate(target),
