@@ -86,7 +86,7 @@ class Call:
         return first.number, last
 
 
-_POOLED = 16  # rows of a window that are added by one tree: part of the bits
+_POOLED = 8  # rows of a window that are added by one tree: part of the bits
 Text = Callable[[Call], str]
 
 
