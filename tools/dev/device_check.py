@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.tools.dev import device_checks, device_small, device_speed
+from tilewright.tools.dev import device_checks, device_deepseek, device_speed
 
 GREEDY = Path("tests/data/smollm2_greedy.json")
 PEER_KEYS = {"rope_theta": 10000.0}
@@ -51,11 +51,11 @@ def build(folder: Path, target: str) -> None:
     command = typer.main.get_command(single)
     for args in (
         ["smollm2-135m", "-o", str(folder / "smollm2"), "--target", target],
-        [device_small.MODEL, "-o", str(folder / "small"), "--target", target],
-        [device_small.MODEL, "-o", str(folder / "small-cpu"), "--target", "cpu"],
+        [device_deepseek.MODEL, "-o", str(folder / "small"), "--target", target],
+        [device_deepseek.MODEL, "-o", str(folder / "small-cpu"), "--target", "cpu"],
     ):
         command.main(args=args, standalone_mode=False)
-    device_small.write_expected(folder / "small-cpu", folder / "small.npz")
+    device_deepseek.write_expected(folder / "small-cpu", folder / "small.npz")
 
 
 def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> None:
@@ -73,13 +73,13 @@ def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> Non
         "sampling": lambda: device_checks.check_sampling(path),
         "refusals": lambda: device_checks.check_refusals(path),
         "small launches": lambda: device_checks.check_launches(small),
-        "small greedy": lambda: device_small.check_greedy(small, expected),
-        "small logits": lambda: device_small.check_logits(small, expected),
-        "small invariance": lambda: device_small.check_invariance(small, expected),
-        "small rollback": lambda: device_small.check_rollback(small, expected),
+        "small greedy": lambda: device_deepseek.check_greedy(small, expected),
+        "small logits": lambda: device_deepseek.check_logits(small, expected),
+        "small invariance": lambda: device_deepseek.check_invariance(small, expected),
+        "small rollback": lambda: device_deepseek.check_rollback(small, expected),
         "limits": device_speed.measure_limits,
         "steps": lambda: device_speed.measure_steps(path),
-        "small steps": lambda: device_small.measure_steps(small),
+        "small steps": lambda: device_deepseek.measure_steps(small),
         "small kernels": lambda: device_speed.measure_launches(small),
         "engine": lambda: device_speed.measure_engine(path),
         "kernels": lambda: device_speed.measure_launches(path),
