@@ -23,7 +23,7 @@ from tilewright.runtime.executor import Executor
 
 pytestmark = pytest.mark.cpu
 ROWS = 24
-LONG = 30000  # two operands, their sum in fp32 and a result: 300,000 bytes
+LONG = 40000  # two operands and a result of bf16: 240,000 bytes
 
 
 @pytest.mark.slow
