@@ -77,7 +77,9 @@ ReplayTokens = Annotated[
     typer.Option("--replay-tokens", help="Decoder on the last tokens of a prompt: approximate."),
 ]
 Artifact = Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")]
-TargetName = Annotated[str, typer.Option("--target", help="cpu, or a variant: cpu:x86-64-v4.")]
+TargetName = Annotated[str, typer.Option(
+    "--target", help="cpu, sm90, sm100, ascend950, or a variant: cpu:x86-64-v4."
+)]
 Simulate = Annotated[
     bool, typer.Option("--simulate", help="ascend950: build for the functional model, on the CPU.")
 ]
