@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tilewright.graph.errors import LowerError
 
 MODES = ("deterministic", "fast")
+DEFAULT_REPLAY = "default"
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 
 
@@ -21,7 +22,7 @@ class CompileConfig:
     `max_requests`: bounds, in tokens and requests. `block_size`: cache positions per block.
     `quantise_cache`: round cache entries as the model was trained to; only for comparisons without.
     `layers`: build layers A to B - 1 alone, as `A:B`. `replay_tokens`: compute the decoder half of
-    a prompt for its last tokens only, which approximates it.
+    a prompt for its last tokens only, which approximates it; `default` is the model's own number.
     """
 
     mode: str = "deterministic"
@@ -32,7 +33,7 @@ class CompileConfig:
     block_size: int = 32
     quantise_cache: bool = True
     layers: str | None = None
-    replay_tokens: int | None = None
+    replay_tokens: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -56,10 +57,13 @@ class CompileConfig:
         if self.layers is not None and self.layer_range is None:
             raise LowerError(f"setting 'layers': got {self.layers!r}, want A:B with 0 <= A < B")
         replay = self.replay_tokens
-        if replay is None:
+        if replay is None or replay == DEFAULT_REPLAY:
             return
         if type(replay) is not int or not 2 <= replay <= 1 << 24 or replay % 2:
-            raise LowerError(f"setting 'replay_tokens': got {replay!r}, want an even int from 2 on")
+            raise LowerError(
+                f"setting 'replay_tokens': got {replay!r}, want an even int from 2 on, or "
+                f"'{DEFAULT_REPLAY}'"
+            )
 
     @property
     def layer_range(self) -> tuple[int, int] | None:

@@ -52,7 +52,7 @@ def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]
     if kind == "contract" and first.scale_order != "none":
         for order in ("dequantise", "factored")[: 1 + (len(_formats(body)) == 1)]:
             found.append(replace(first, scale_order=order))
-    if kind == "attend":
+    if kind == "attend" and first.chunk == target.attend_chunk:
         found += [replace(first, chunk=c) for c in target.attend_chunks]
     return tuple(dict.fromkeys(found))
 
@@ -111,8 +111,11 @@ def segment_length(k: int, segments: int) -> int:
 
 def _segments(body: Graph, target: Target) -> int:
     """Parts of K for as many sums as fill the chip when there is one row: a power of two, each of
-    at least two units. Short sums are not worth the kernel that adds their parts."""
+    at least two units. Short sums are not worth the kernel that adds their parts, and experts have
+    sums enough: those of every slot."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    if anchors[0].op == "expert_linear":
+        return 1
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
     columns = 0  # of products that meet, those of one count
     for nodes in sections_of(body, anchors):

@@ -79,7 +79,7 @@ def open_checkpoint(path_or_name: str | PathLike[str]) -> Checkpoint:
     path = Path(path_or_name)
     try:
         exists = path.exists()
-    except ValueError:  # A name with a zero byte is no path.
+    except (ValueError, OSError):  # A name with a zero byte, or too long, is no path.
         exists = False
     if exists:
         checkpoint = _open_path(path)

@@ -39,6 +39,7 @@ from tilewright.models.record import shown
 from tilewright.models.settings import listed, text_settings
 
 WINDOW_FORMAT = element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]")
+REPLAY_TOKENS = 140
 MAX_HASHES = 1024  # rows of a table that one token looks up
 ENTRY_FORMAT = element_type("fp4_e2m1[g=16,axis=1,scale=fp8_e4m3]")
 
@@ -66,6 +67,13 @@ class V41Config(DeepseekConfig):
     engram: EngramSizes | None = None
     replay_tokens: int | None = None
     tail_layer: int | None = None  # the last KV source if not given
+
+    @property
+    def default_replay(self) -> int:
+        """What `replay_tokens` is for who asks for no number: 140, and never less than the window.
+        """
+        window = self.attention.window
+        return max(REPLAY_TOKENS, window + window % 2)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,9 @@ def bench_command(
         start=context,
         repeat=repeat,
     )
+    for place in (output, png):
+        if place is not None:
+            refuse_unwritable(place)  # before minutes of measuring
     if png is not None:
         require_matplotlib()
     report = _measure(artifact, settings, peer or [], peer_python, by_kernel)
@@ -60,6 +63,14 @@ def bench_command(
     if png is not None:
         plot(report, png)
     _show(report, as_json=as_json)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise OSError unless a file can be written there, which leaves one that is there as it is."""
+    is_new = not path.exists()
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
 
 
 def _measure(

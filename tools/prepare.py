@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.codegen.config import DTYPES, CompileConfig
+from tilewright.codegen.config import DEFAULT_REPLAY, DTYPES, CompileConfig
 from tilewright.codegen.pack_cpu import Unpacked
 from tilewright.graph import Graph
 from tilewright.graph.errors import VerifyError
@@ -180,6 +180,8 @@ def settled(
             raise VerifyError(f"setting '{setting}': the family '{family.name}' has none")
     if config.layer_range is not None:
         read = with_layers(read, *config.layer_range)
+    if config.replay_tokens == DEFAULT_REPLAY:
+        config = replace(config, replay_tokens=read.default_replay)
     if config.replay_tokens is not None:
         read = replace(read, replay_tokens=config.replay_tokens)
     return read, config

@@ -59,6 +59,13 @@ class _Nest:
     pair: tuple[str, str] = ("", "")
     lines: list[str] = field(default_factory=list)
     done: dict[str, str] = field(default_factory=dict)
+    suffix: str = ""
+    turned: dict[str, str] = field(default_factory=dict)  # of the pair's other element
+
+    def other(self) -> _Nest:
+        """The nest at the pair's other element."""
+        index = (*self.index[:-1], self.pair[0])
+        return _Nest(index, self.stage, lines=self.lines, done=self.turned, suffix="_other")
 
 
 class AscendRows:
@@ -140,15 +147,17 @@ class AscendRows:
         )
 
     def _computed_again(self) -> frozenset[str]:
-        """Kept values that are one cheap step from operands, for users that walk their elements."""
-        return frozenset(
-            name
-            for name in self.plan.arrays
-            if self.inside[name].op in _CHEAP
-            and name not in self.sinks
-            and all(self._in_memory(i) for i in self.inside[name].inputs)
-            and all(self._walks(self.body.node[u], name) for u in self.body.users[name])
-        )
+        """Kept values that are cheap to compute where they are read: one step from operands, or
+        what a rotation reads at both elements of a pair."""
+        found = set()
+        for node in (self.inside[name] for name in self.plan.arrays):
+            users = [self.body.node[name] for name in self.body.users[node.name]]
+            near = all(self._in_memory(i) for i in node.inputs)
+            turned = any(u.op == "rotate_pairs" for u in users)
+            cheap = node.op in _CHEAP and node.name not in self.sinks and (near or turned)
+            if cheap and all(self._walks(u, node.name) for u in users):
+                found.add(node.name)
+        return frozenset(found)
 
     def _in_memory(self, value: str) -> bool:
         root = self.root(value)
@@ -156,8 +165,10 @@ class AscendRows:
 
     def _walks(self, user: Node, value: str) -> bool:
         kinds = (Kind.ELEMENTWISE, Kind.REDUCE)
-        walks = user.name in self.inside and op_def(user.op).kind in kinds
-        return walks and self._walked(user) == self.shape_of(self.inside[value])
+        walks = op_def(user.op).kind in kinds or user.op == "rotate_pairs"
+        if user.name not in self.inside or not walks:
+            return False
+        return self._walked(user) == self.shape_of(self.inside[value])
 
     def held_dtype(self, node: Node) -> ElementType:
         """Return how a value is kept: what is only rounded to bf16 afterwards is rounded first."""
@@ -239,7 +250,7 @@ class AscendRows:
     def _value(self, nest: _Nest, node: Node) -> str:
         if node.name in nest.done:
             return nest.done[node.name]
-        name, ctype = f"t_{node.name}", "int32_t" if is_int(node.type) else "float"
+        name, ctype = f"t_{node.name}{nest.suffix}", "int32_t" if is_int(node.type) else "float"
         nest.lines.append(f"const {ctype} {name} = {self._expression(nest, node)};")
         nest.done[node.name] = name
         return name
@@ -256,6 +267,8 @@ class AscendRows:
         source, rank, as_int = node.inputs[0], node.type.rank, is_int(node.type)
         if node.op == "rotate_pairs":
             other, sign = nest.pair
+            if source in self.again:
+                return f"{sign}{self._value(nest.other(), self.inside[source])}"
             return f"{sign}{self.element(source, (*index[:-1], other), rank)}"
         if node.op == "slice_last":
             shifted = (*index[:-1], f"({index[-1]} + {node.attr['start']})")

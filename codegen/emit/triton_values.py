@@ -189,9 +189,8 @@ class Values:
             shape = inner_shape(type_, rank, self.rows)
         used = index[len(index) - len(shape) :] if shape else ()
         offset = linear(used, shape)
-        rowwise = other_rows or (
-            value not in self.body.weight and has_rows(type_, rank, self.rows)
-        )
+        # A weight has rows where a kernel computes from weights alone.
+        rowwise = other_rows or has_rows(type_, rank, self.rows)
         parts, text = [offset], offset.text
         if rowwise:
             size = 1

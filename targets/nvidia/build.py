@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+SHARED_BYTES = 227 << 10  # of a block, on every chip of these targets
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
 FORBIDDEN_PTX = (
     (r"\b(?:atom|red)\.", "an atomic has no fixed order of accumulation"),
@@ -24,7 +25,6 @@ FORBIDDEN_PTX = (
     (r"\bdiv\.full\b", "an approximate division has the chip's own bits"),
     (r"\.ftz\b", "subnormals are numbers"),
 )
-MOST_SHARED = 227 << 10  # bytes a block may have, on both chips
 
 
 def scan_ptx(name: str, ptx: str) -> str | None:
@@ -83,13 +83,13 @@ def build(path: Path, capability: int) -> dict[str, Any]:
         refused = scan_ptx(f"{path.stem}.{name}", made.asm["ptx"])
         if refused:
             raise ValueError(refused)
+        if made.metadata.shared > SHARED_BYTES:
+            raise ValueError(
+                f"'{path.stem}.{name}': too much shared memory for a block: got "
+                f"{made.metadata.shared} bytes, want at most {SHARED_BYTES}"
+            )
         if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
             raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
-        if made.metadata.shared > MOST_SHARED:
-            raise ValueError(
-                f"'{path.stem}.{name}': wants {made.metadata.shared} bytes of shared memory, a block "
-                f"has at most {MOST_SHARED}"
-            )
         cubin = path.with_name(f"{path.stem}.{name}.cubin")
         cubin.write_bytes(made.asm["cubin"])
         cubin.with_suffix(".ptx").write_text(made.asm["ptx"])

@@ -63,10 +63,7 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         slots, matrices = int(first.type.shape[1]), int(body.type_of(first.inputs[1]).shape[0])
         meets = -(-rows * slots // matrices)
     few = meets <= _few_up_to(body, anchors)
-    ordered = [*_tiles(body, anchors, few=few), *_tiles(body, anchors, few=not few)]
-    if not few and meets >= 256 and ordered[0] in _MANY:
-        # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
-        ordered = [(128, 128, 64, 8, 3), *ordered]
+    ordered = _tiles(body, anchors, numerics.segments, meets, few=few)
     found = [
         Schedule.of(
             bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
@@ -102,17 +99,29 @@ def _few_up_to(body: Graph, anchors: list[Node]) -> int:
     return 128 if integer else 32
 
 
-def _tiles(body: Graph, anchors: list[Node], *, few: bool) -> list[_Tile]:
+def _tiles(
+    body: Graph, anchors: list[Node], segments: int, meets: int, *, few: bool
+) -> list[_Tile]:
+    """Tiles for that many rows first, then the others."""
     types = {body.type_of(i).dtype.name for n in anchors for i in n.inputs[:2]}
     formats = _formats(body, anchors)
     if "f32" in types or "f16" in types:
-        return _FP32 if few else []
+        return _FP32
     if any(f.name not in WORD_LAYOUTS for f in formats):
-        return _FEW_CODES if few else _MANY_CODES
+        return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
-        pairs = len(sections_of(body, anchors)) < len(anchors)
-        return _FEW_WORDS if few else _MANY_PAIRS if pairs else _MANY_WORDS
-    return _FEW if few else _MANY
+        narrow, many = _FEW_WORDS, _MANY_WORDS
+        if len(sections_of(body, anchors)) < len(anchors):
+            many = _MANY_PAIRS if segments == 1 else _MANY_PAIRS[:-3]
+            narrow = [tile for tile in narrow if tile[1] <= 16 * tile[3]]
+        if len(formats) < len(anchors):  # rows are the left operand of plain values: 16 or more
+            narrow = [tile for tile in narrow if tile[0] >= 16]
+        # To decode a tile's weights takes as long as to multiply them with some 32 rows.
+        return sorted([*narrow, *many], key=lambda tile: -(-meets // tile[0]) * (32 + tile[0]))
+    if few:
+        return [*_FEW, *_MANY]
+    # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
+    return [*([(128, 128, 64, 8, 3)] if meets >= 256 else []), *_MANY, *_FEW]
 
 
 _FEW: list[_Tile] = [
@@ -136,27 +145,29 @@ _FEW_CODES: list[_Tile] = [
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
 ]  # fmt: skip
-# Steps are spans, whatever `bk` says, of words that are dealt out in order.
+# Steps are spans, whatever `bk` says, of words that are dealt out in order. Narrow tiles of one or
+# two warps meet the matrix instruction of warps, which keeps them waiting less than that of groups.
 _FEW_WORDS: list[_Tile] = [
-    (16, bn, 128, warps, stages)
-    for bn, warps, stages in (
-        (64, 4, 4), (32, 2, 5), (128, 4, 3), (64, 4, 3), (32, 2, 4), (16, 1, 5), (128, 8, 3),
-        (64, 2, 4),
+    (bm, bn, 128, warps, stages)
+    for bm, bn, warps, stages in (
+        (8, 32, 2, 5), (8, 64, 2, 4), (8, 16, 1, 5), (8, 64, 4, 4), (8, 128, 8, 3),
+        (16, 32, 2, 5), (16, 64, 2, 4), (16, 64, 4, 4), (16, 16, 1, 5), (16, 128, 4, 3),
     )
 ]  # fmt: skip
 _MANY_WORDS: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
-        (128, 128, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (128, 64, 8, 2), (32, 128, 4, 3),
-        (32, 64, 4, 3), (64, 64, 8, 3), (64, 64, 4, 2),
+        (128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (64, 64, 8, 3),
+        (64, 64, 4, 2), (32, 64, 4, 3), (32, 128, 4, 3),
     )
 ]  # fmt: skip
-# Sums of two weights, and those of their segments, are more than registers hold of wide tiles.
+# Sums of two weights are more than registers hold of wide tiles (or of 32 columns a
+# warp), and with sums of segments beside them more than they hold of the last three.
 _MANY_PAIRS: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
-        (64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (32, 64, 4, 3), (32, 128, 8, 2),
-        (64, 64, 8, 2), (32, 64, 4, 2), (32, 128, 4, 2),
+        (64, 64, 8, 2), (32, 64, 4, 3), (32, 128, 8, 2), (32, 64, 4, 2), (64, 128, 8, 2),
+        (64, 64, 4, 2), (128, 64, 8, 2), (32, 128, 4, 2),
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.

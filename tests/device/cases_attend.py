@@ -77,15 +77,16 @@ def attend_cases(target: Any) -> Iterator[DeviceCase]:
     """All of them, in schedules for few tokens and for many."""
     for label, problems in (("latent", LATENT), ("select", INDEX)):
         for name, p in problems.items():
-            specs = _specs(_built(p), target)
+            specs = _specs(built(p), target)
             case = partial(_case, p, specs[0])
             yield DeviceCase(label, name, specs, case, {"bounds": BOUNDS})
     for name, p in TIMED.items():
-        specs = _specs(_built(p), target)
+        specs = _specs(built(p), target)
         yield DeviceCase("paged", name, specs, None, _facts(p, specs[0]))
 
 
-def _built(p: Any) -> Graph:
+def built(p: Any) -> Graph:
+    """The graph of a problem."""
     return latent_cases.build(p) if isinstance(p, Latent) else index_cases.build(p)
 
 
@@ -108,7 +109,7 @@ def _case(p: Any, spec: KernelSpec) -> Case:
     cases: Any = latent_cases if isinstance(p, Latent) else index_cases
     step = cases.make_step(p, SPANS, seed=7)
     want = torch.from_numpy(cases.expected(p, step))
-    body, binding = spec.body, only_body(_built(p)).binding
+    body, binding = spec.body, only_body(built(p)).binding
     arguments: dict[str, torch.Tensor] = {}
     ((_, result),) = body.outputs
     for name in argument_names(body):
@@ -126,7 +127,7 @@ def _case(p: Any, spec: KernelSpec) -> Case:
 
 def _facts(p: Any, spec: KernelSpec) -> dict[str, Any]:
     """Which inputs mean what, and what a token reads at a length of context."""
-    binding: Mapping[str, str] = only_body(_built(p)).binding
+    binding: Mapping[str, str] = only_body(built(p)).binding
     is_latent = isinstance(p, Latent)
     per_page = p.entries_per_page if is_latent else p.per_page
     rows = {"window_format": 0, "entry_format": 0, "key_format": 0}

@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from support.deepseek_tiny import V41, drawn_tensors
+from support.deepseek_tiny import V4, V41, drawn_tensors
 from support.paged_run import PagedRun, graph_weights
+from tilewright.codegen.config import CompileConfig
 from tilewright.graph import Graph, reference
-from tilewright.graph.errors import VerifyError
+from tilewright.graph.errors import LowerError, VerifyError
 from tilewright.graph.types import F32
 from tilewright.graph.verify import verify
 from tilewright.models import deepseek_v41
+from tilewright.models.deepseek_v41 import first_of_tail
 from tilewright.models.layers import Formats, Limits
+from tilewright.models.registry import FAMILIES
+from tilewright.tools.prepare import settled
 
 LIMITS = Limits(context_page=32, window_page=8)
 PLAIN = Formats({}, F32, quantise_cache=False)
@@ -91,3 +95,31 @@ def test_bad_settings(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(VerifyError) as caught:
         graph_of(**changes)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("window", "wanted"), [(12, 140), (140, 140), (141, 142), (300, 300)])
+def test_the_default_is_140_and_never_less_than_the_window(window: int, wanted: int) -> None:
+    read = deepseek_v41.read_config({**V41, "sliding_window": window})
+    assert read.default_replay == wanted
+    assert first_of_tail(replace(read, replay_tokens=wanted)) is not None
+
+
+@pytest.mark.parametrize("mode", ["deterministic", "fast"])
+def test_replay_is_asked_for_by_name_in_either_mode(mode: str) -> None:
+    family = FAMILIES["DeepseekV41ForCausalLM"]
+    plain, _ = settled(family, V41, CompileConfig(mode=mode), "auto", None)
+    assert plain.replay_tokens is None and first_of_tail(plain) is None
+    asked = CompileConfig(mode=mode, replay_tokens="default")
+    read, config = settled(family, V41, asked, "auto", None)
+    assert read.replay_tokens == config.replay_tokens == 140
+    for bad, sentence in (
+        (141, "setting 'replay_tokens': got 141, want an even int from 2 on, or 'default'"),
+        ("140", "setting 'replay_tokens': got '140', want an even int from 2 on, or 'default'"),
+        (True, "setting 'replay_tokens': got True, want an even int from 2 on, or 'default'"),
+    ):
+        with pytest.raises(LowerError) as caught:
+            CompileConfig(mode=mode, replay_tokens=bad)
+        assert str(caught.value) == sentence
+    with pytest.raises(VerifyError) as refused:
+        settled(FAMILIES["DeepseekV4ForCausalLM"], V4, asked, "auto", None)
+    assert str(refused.value) == "setting 'replay_tokens': the family 'deepseek_v4' has none"

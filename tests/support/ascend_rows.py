@@ -35,9 +35,9 @@ def compile_paged(graph: Graph, output: Path, cache: Path, rows: int) -> RandomW
     weights = RandomWeights(graph)
     settings = replace(SETTINGS, max_tokens_per_step=rows, dtype="bfloat16")
     record = ModelRecord(
-        name=graph.name, family="tiny", vocab_size=1, max_context=settings.max_context,
-        block_size=settings.block_size, bos_id=None, eos_ids=(), add_bos=False,
-        chat_template=None, tokenizer=None, config={},
+        name=graph.name, family="tiny", vocab_size=_vocabulary(graph),
+        max_context=settings.max_context, block_size=settings.block_size,
+        bos_id=None, eos_ids=(), add_bos=False, chat_template=None, tokenizer=None, config={},
     )  # fmt: skip
     job = CompileJob(
         graph, record, weights, target, toolchain, settings, first_candidate(target),
@@ -45,6 +45,11 @@ def compile_paged(graph: Graph, output: Path, cache: Path, rows: int) -> RandomW
     )  # fmt: skip
     compile_graph(job, output, lambda *_: None)
     return weights
+
+
+def _vocabulary(graph: Graph) -> int:
+    logits = dict(graph.outputs).get("logits")
+    return int(graph.type_of(logits).shape[-1]) if logits else 1
 
 
 def fill_states(executor: Executor, graph: Graph, step: Step) -> None:

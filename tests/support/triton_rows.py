@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from support import triton_run
 from support.rows import Step, pack_rows, paged_step, run_expected
 from support.weights import RandomWeights
 from support.zoo import joined
-from tilewright.codegen.arguments import argument_names, int_names
-from tilewright.codegen.body import Body, extract
+from tilewright.codegen.arguments import ancestors, argument_names, int_names
+from tilewright.codegen.body import Body, extract, memory_type, root_of
 from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.numerics import derive
@@ -23,6 +23,7 @@ from tilewright.codegen.pipeline import lower
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate
+from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.reference import Result
 from tilewright.graph.types import I32, BlockFormat, TensorType
 from tilewright.targets.registry import resolve
@@ -41,6 +42,36 @@ def named_row_bodies(graph: Graph) -> list[tuple[str, Body]]:
             body = extract(fused, group)
             found.setdefault(body.graph.digest + repr(body.buffers), (group.name, body))
     return list(found.values())
+
+
+def prologue_bodies(graph: Graph) -> list[tuple[str, Body]]:
+    """What makes the activations of contractions, as row kernels of their own."""
+    fused = lower(graph, Flags()).graph
+    found: dict[str, tuple[str, Body]] = {}
+    for group in (g for g in fused.groups if g.kind == "contract"):
+        body = extract(fused, group)
+        anchor = next(n for n in body.graph.nodes if op_def(n.op).kind is Kind.CONTRACT)
+        if anchor.inputs[0] in body.graph.node:
+            part = _only(body, root_of(body.graph, anchor.inputs[0]))
+            found.setdefault(part.graph.digest, (group.name, part))
+    return list(found.values())
+
+
+def _only(body: Body, value: str) -> Body:
+    """The part of a body that computes one value, which leaves it."""
+    graph, names = body.graph, ancestors(body.graph, value)
+    nodes = tuple(graph.node[n] for n in names)
+    read = {i for n in nodes for i in n.inputs}
+    part = replace(
+        graph, name="row", nodes=nodes, outputs=((value, value),), state_outputs=(),
+        inputs=tuple(i for i in graph.inputs if i.name in read),
+        states=tuple(s for s in graph.states if s.name in read),
+        weights=tuple(w for w in graph.weights if w.name in read),
+    )  # fmt: skip
+    binding = {n: b for n, b in body.binding.items() if n in read} | {value: value}
+    stored = memory_type(graph, value)
+    buffers = *((n, t) for n, t in body.buffers if n in read), (value, stored)
+    return Body(part, binding, {n: n for n in names}, buffers)
 
 
 def row_bodies(graph: Graph) -> list[Body]:

@@ -26,7 +26,7 @@ _DTYPES = {
 
 def correct_interpreter() -> None:
     """Give the interpreter the hardware's bf16: products of values, not of their bits, and
-    conversions that round to nearest even; and e4m3's NaN."""
+    conversions that round to nearest even and keep subnormals; and e4m3's NaN."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -43,6 +43,8 @@ def correct_interpreter() -> None:
             found = plain_cast(self, source, wanted)
             found.data = np.where(source.data & 127 == 127, np.float32(np.nan), found.data)
             return found
+        if source.dtype.scalar == tl.bfloat16 and wanted.scalar == tl.float32:
+            return _wide(source)
         if wanted.scalar != tl.bfloat16 or source.dtype.scalar == tl.bfloat16:
             return plain_cast(self, source, wanted)
         values = torch.from_numpy(np.array(source.data, np.float32))

@@ -61,7 +61,8 @@ def test_schedules_equal_the_reference_and_each_other(name: str, tmp_path: Path)
     """The host's product of matrices has bits of its own for each count of rows and columns: those
     schedules are compared whose products have the same shape."""
     p = CASES[name]
-    made, step = made_for(p, tmp_path), make_step(p, SPANS, seed=3)
+    spans = SPANS[1:2] if p.heads > 16 or p.width > 200 else SPANS
+    made, step = made_for(p, tmp_path), make_step(p, spans, seed=3)
     groups: dict[tuple[int, int], list[torch.Tensor]] = {}
     for schedule in made.distinct():
         shape = schedule.values["heads"], schedule.values["columns"]
@@ -75,7 +76,9 @@ def test_schedules_equal_the_reference_and_each_other(name: str, tmp_path: Path)
 def test_a_token_alone_equals_the_token_among_others(tmp_path: Path) -> None:
     p = CASES["selected"]
     made, step = made_for(p, tmp_path), make_step(p, SPANS, seed=5)
-    split, whole = (s for s in made.distinct() if s.values["heads"] == 16)
+    split, whole = (
+        s for s in made.distinct() if (s.values["heads"], s.values["columns"]) == (16, 128)
+    )
     among = output(made, whole, step)
     for t in range(step.dims["tokens"]):
         assert equal_bits(output(made, split, step.take(np.array([t]))), among[t : t + 1])

@@ -60,11 +60,11 @@ def close(case: Case, got: dict[str, torch.Tensor], limit: float = 2e-5) -> None
 
 @pytest.mark.parametrize(
     ("stored", "n", "k"),
-    [("fp8", 40, 96), ("fp8_128", 200, 160), ("fp4", 56, 288), ("fp8", 16, 32), ("fp4", 130, 128)],
+    [("fp8", 40, 96), ("fp8_128", 140, 160), ("fp4", 56, 288), ("fp8", 16, 32), ("fp4", 130, 128)],
 )
 def test_linear_matches_the_reference(stored: str, n: int, k: int, tmp_path: Path) -> None:
-    spec = spec_of(linear([(stored, n)], k), bn=32)
-    for tokens in (1, 19):
+    for tokens in (1, 11):
+        spec = spec_of(linear([(stored, n)], k), bn=64, bm=8)
         case = make_case(spec, {"tokens": tokens}, seed=tokens)
         close(case, run(spec, case, tmp_path))
 

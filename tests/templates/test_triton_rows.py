@@ -18,6 +18,7 @@ from support.rows import Step, unpack_rows
 from support.triton_rows import (
     RowCase,
     in_memory,
+    prologue_bodies,
     row_bodies,
     row_case,
     run_interpreted,
@@ -25,9 +26,11 @@ from support.triton_rows import (
 from tilewright.codegen.emit.triton_quant import codes_of
 from tilewright.graph import Graph, GraphBuilder, Role
 from tilewright.graph.errors import LowerError
+from tilewright.graph.ops import op_def
 from tilewright.graph.ops.quant import quantise_dequantise
 from tilewright.graph.types import F32, I32, element_type
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, for NaN
 ROWS = 6
 GRAPHS: dict[str, Callable[[], Graph]] = {
     "exact": exact_graph, "append": append_graph, "close": close_graph,
@@ -82,22 +85,39 @@ def test_appends_store_the_bytes_of_the_rules(tmp_path: Path) -> None:
     """Rows with a slot are packed as numpy packs them; all other bytes are as before."""
     touched = 0
     for case in cases("append", ROWS, seed=3):
-        got, want = run_interpreted(case, tmp_path), case.expected().states
+        got = run_interpreted(case, tmp_path)
         for state in case.body.graph.states:
             public = case.names[state.name]
-            before, after = case.step.states[public], want[public]
-            changed = (before != after).flatten(0, 1).any(-1)
-            raw = in_memory(before, state.type).flatten(0, 1)
-            raw[changed] = in_memory(after, state.type).flatten(0, 1)[changed]
-            assert torch.equal(got[state.name].flatten(0, 1), raw), public
-            touched += int(changed.sum())
+            want = in_memory(case.step.states[public], state.type).flatten(0, 1)
+            (append,) = [n for n in case.graph.nodes if n.inputs[0] == public]
+            rows, slots = _raw(case, append.inputs[1]), _value(case, append.inputs[2])
+            kept = slots >= 0
+            want[slots[kept].long()] = in_memory(rows[kept], state.type)
+            have = got[state.name].flatten(0, 1)
+            assert torch.equal(have.view(torch.uint8), want.view(torch.uint8)), public
+            touched += int(kept.sum())
     assert touched > 50
 
 
+def _raw(case: RowCase, value: str) -> torch.Tensor:
+    """What was quantised, or the value itself."""
+    node = case.graph.node.get(value)
+    return _value(case, value if node is None or node.op != "quantise" else node.inputs[0])
+
+
+def _value(case: RowCase, value: str) -> torch.Tensor:
+    """An input, or what an op makes of inputs."""
+    if value in case.step.inputs:
+        return case.step.inputs[value]
+    node = case.graph.node[value]
+    operands = [case.step.inputs[i] for i in node.inputs]
+    return op_def(node.op).reference(operands, node.attr)
+
+
 def test_close_ops(tmp_path: Path) -> None:
-    for case in cases("close", ROWS, seed=50):
+    for case in cases("close", 4, seed=50):
         if "softplus" in case.step.inputs:
-            line = torch.linspace(-87, 100, 33 * ROWS).reshape(ROWS, 33)
+            line = torch.linspace(-87, 100, 33 * 4).reshape(4, 33)
             case.step.inputs["softplus"][...] = line
         got, want = run_interpreted(case, tmp_path), case.expected(wide=True).outputs
         for _, value in case.body.graph.outputs:
@@ -122,12 +142,12 @@ def close(got: torch.Tensor, want: torch.Tensor, where: str) -> None:
 
 @pytest.mark.parametrize("family", ["v4", "v41"])
 def test_kernels_of_models_equal_the_reference(family: str, tmp_path: Path) -> None:
-    for case in cases(family, 5, seed=9):
+    for case in cases(family, 4, seed=9):
         got, want = run_interpreted(case, tmp_path), case.expected()
         positions = case.step.inputs.get("positions")
         for _, value in case.body.graph.outputs:
             expected = want.outputs[case.names[value]]
-            by_token = positions is not None and len(expected) == 5
+            by_token = positions is not None and len(expected) == 4
             held = positions >= 0 if by_token else slice(None)
             close(got[value].reshape(expected.shape)[held], expected[held], value)
         for state in case.body.graph.states:
@@ -137,6 +157,17 @@ def test_kernels_of_models_equal_the_reference(family: str, tmp_path: Path) -> N
             else:
                 differ = (got[state.name] != expected).float().mean()
                 assert float(differ) <= 0.002, (state.name, differ)
+
+
+@pytest.mark.parametrize("family", ["v4", "v41"])
+def test_activations_made_before_contractions(family: str, tmp_path: Path) -> None:
+    """Streams collapsed, rows of n-gram tables, quantised: rows of a kernel before the product."""
+    model = graph_of(family)
+    for _, body in prologue_bodies(model):
+        case = row_case(body, model, 3, seed=6)
+        got, want = run_interpreted(case, tmp_path), case.expected().outputs
+        ((_, value),) = body.graph.outputs
+        close(got[value], want[case.names[value]], value)
 
 
 @pytest.mark.parametrize("family", ["v4", "v41"])
@@ -159,16 +190,16 @@ def test_padding_stores_nothing(family: str, tmp_path: Path) -> None:
 
 
 def test_a_row_alone_gives_the_bits_of_rows_together(tmp_path: Path) -> None:
-    for case in cases("v41", 4, seed=11):
+    for case in cases("v41", 3, seed=11):
         by_token = {i.name for i in case.graph.inputs if str(i.type.shape[0]) == "tokens"}
         together = run_interpreted(case, tmp_path)
-        alone = {n: t[2:3] if n in by_token else t for n, t in case.step.inputs.items()}
+        alone = {n: t[1:2] if n in by_token else t for n, t in case.step.inputs.items()}
         step = Step(alone, {**case.step.dims, "tokens": 1}, case.step.states)
         single = RowCase(case.body, case.graph, step, case.weights, case.names)
         got = run_interpreted(single, tmp_path)
         for _, value in case.body.graph.outputs:
             if str(case.body.graph.type_of(value).shape[0]) == "tokens":
-                want = together[value][2:3].contiguous().view(torch.uint8)
+                want = together[value][1:2].contiguous().view(torch.uint8)
                 assert torch.equal(got[value].view(torch.uint8), want), value
 
 
@@ -186,12 +217,12 @@ def wide_graph(heads: int, width: int, group: str) -> Graph:
 
 
 @given(
-    heads=st.integers(1, 40), width=st.sampled_from([2, 6, 64, 130, 1026, 2304]),
+    heads=st.integers(1, 20), width=st.sampled_from([2, 6, 64, 130, 1026]),
     seed=st.integers(0, 99),
     group=st.sampled_from(["fp8_e4m3[g=32,axis=1,scale=ue8m0]",
                            "fp4_e2m1[g=16,axis=1,scale=fp8_e4m3]"]),
 )  # fmt: skip
-@settings(max_examples=8, deadline=None,
+@settings(max_examples=4, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 def test_lines_are_spread_over_programs(
     heads: int, width: int, seed: int, group: str, tmp_path: Path

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tilewright.runtime import RequestError
 from tilewright.runtime.artifact_files import read_manifest
 from tilewright.tools import bench_peers
+from tilewright.tools.bench import refuse_unwritable
 from tilewright.tools.bench_engine import (
     CostTable,
     cache_bytes_per_token,
@@ -44,6 +45,18 @@ def report(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     assert "prefill of 12" in result.stdout and "decode, batch 2" in result.stdout
     found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+def test_where_nothing_can_be_written_is_said_before_measuring(tmp_path: Path) -> None:
+    for place in (tmp_path / "no" / "x.json", tmp_path):
+        with pytest.raises(OSError) as caught:
+            refuse_unwritable(place)
+        assert caught.value.filename == str(place)
+    kept = tmp_path / "kept.json"
+    kept.write_text("mine")
+    refuse_unwritable(kept)
+    refuse_unwritable(tmp_path / "new.json")
+    assert kept.read_text() == "mine" and list(tmp_path.iterdir()) == [kept]
 
 
 def test_report_is_complete(report: dict[str, Any]) -> None:

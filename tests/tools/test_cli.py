@@ -117,6 +117,16 @@ def test_usage_errors_of_the_parser_say_where_help_is(
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("value", ["", "x", "-2", "140.0", "1" * 10])
+def test_replay_tokens_are_a_number_or_the_default(call: Call, value: str, tmp_path: Path) -> None:
+    done = call("compile", "m", "-o", tmp_path / "out", "--replay-tokens", value)
+    assert done.code == 2
+    assert done.err == (
+        f"error: Invalid value for '--replay-tokens': got {value!r}, want an even number of "
+        "tokens, or default; see tilewright compile --help\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["--mode", "--dtype", "--jobs", "--max-context"])
 def test_unknown_option_values_are_usage_errors(call: Call, name: str, tmp_path: Path) -> None:
     done = call("compile", "m", "-o", tmp_path / "out", name, "0.5x")

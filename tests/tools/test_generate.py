@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from tilewright import runtime
 from tilewright.tools.commands.generate import run_all
+from tilewright.tools.commands.logits import write_array
 from tilewright.tools.commands.notes import origin_note
 from tilewright.tools.commands.prompts import Asked, read_lines
 
@@ -265,8 +267,26 @@ def test_logits(call: Call, artifact: Path, tmp_path: Path) -> None:
 
 def test_logits_into_a_missing_folder(call: Call, artifact: Path, tmp_path: Path) -> None:
     done = call("logits", artifact, "--tokens", "5", "-o", tmp_path / "no" / "out.npy")
-    assert done.code == 1 and done.err.endswith(": No such file or directory\n")
-    assert done.err.startswith("error: '") and done.err.count("\n") == 1
+    assert done.code == 1
+    assert done.err == f"error: '{tmp_path / 'no' / 'out.npy'}': No such file or directory\n"
+    done = call("logits", artifact, "--tokens", "5", "-o", tmp_path)
+    assert (done.code, done.err) == (1, f"error: '{tmp_path}': Is a directory\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logits_replace_no_pipe_and_no_link(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("far.npy")
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
+    write_array(pipe, values)
+    content, _ = reader.communicate(timeout=30)
+    assert np.array_equal(np.load(io.BytesIO(content)), values) and pipe.is_fifo()
+    for _ in range(2):
+        write_array(link, values)
+        assert link.is_symlink() and np.array_equal(np.load(tmp_path / "far.npy"), values)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_damaged_artifact(call: Call, artifact: Path, tmp_path: Path) -> None:

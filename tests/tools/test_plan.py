@@ -61,7 +61,7 @@ REFUSED = {
     ("--config", "deepseek-v4-flash", "--layers", "3:99"):
         "setting 'layers': got 3:99, want a slice within 0:43",
     ("--config", "deepseek-v4-flash", "--replay-tokens", "9"):
-        "setting 'replay_tokens': got 9, want an even int from 2 on",
+        "setting 'replay_tokens': got 9, want an even int from 2 on, or 'default'",
     ("--config", "CONFIG", "--layers", "0:1"): "setting 'layers': the family 'llama' has none",
     ("--config", "CONFIG", "--replay-tokens", "140"):
         "setting 'replay_tokens': the family 'llama' has none",

@@ -52,7 +52,8 @@ def compile_model(
     asked = Asked(
         model=model, model_config=model_config, target=chosen, mode=mode.value, dtype=dtype.value,
         max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
-        quantise_cache=not no_cache_quantisation, layers=layers, replay_tokens=replay_tokens,
+        quantise_cache=not no_cache_quantisation, layers=layers,
+        replay_tokens=options.replay_of(replay_tokens),
     )  # fmt: skip
     if output is None:
         _plan(asked, start, as_json=as_json)

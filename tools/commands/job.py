@@ -35,7 +35,7 @@ class Asked:
     jobs: int | None = None
     quantise_cache: bool = True
     layers: str | None = None
-    replay_tokens: int | None = None
+    replay_tokens: int | str | None = None
 
 
 @dataclass(frozen=True)

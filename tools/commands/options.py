@@ -39,6 +39,15 @@ def _bad(option: str, text: str, want: str) -> typer.BadParameter:
     return typer.BadParameter(f"got {got}, want {want}", param_hint=f"'{option}'")
 
 
+def replay_of(text: str | None) -> int | str | None:
+    """Read an even number or `default`; raise typer.BadParameter for anything else."""
+    if text is None or text == "default":
+        return text
+    if not text.isdecimal() or len(text) > 9:
+        raise _bad("--replay-tokens", text, "an even number of tokens, or default")
+    return int(text)
+
+
 def bias_of(text: str) -> tuple[int, float]:
     """Read `ID:VALUE`; raise typer.BadParameter for anything else."""
     token_id, _, value = text.partition(":")
@@ -73,9 +82,10 @@ Layers = Annotated[
     str | None, typer.Option("--layers", metavar="A:B", help="Build layers A to B - 1 alone.")
 ]
 ReplayTokens = Annotated[
-    int | None,
-    typer.Option("--replay-tokens", help="Decoder on the last tokens of a prompt: approximate."),
-]
+    str | None,
+    typer.Option("--replay-tokens", metavar="N|default",
+                 help="Decoder on the last N tokens of a prompt alone: approximate."),
+]  # fmt: skip
 Artifact = Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")]
 TargetName = Annotated[str, typer.Option(
     "--target", help="cpu, sm90, sm100, ascend950, or a variant: cpu:x86-64-v4."

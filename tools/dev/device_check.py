@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.tools.dev import device_checks, device_speed
+from tilewright.tools.dev import device_checks, device_deepseek, device_speed
 
 GREEDY = Path("tests/data/smollm2_greedy.json")
 PEER_KEYS = {"rope_theta": 10000.0}
@@ -49,12 +49,18 @@ def build(folder: Path, target: str) -> None:
     from tilewright.tools.cli import single
 
     command = typer.main.get_command(single)
-    command.main(args=["smollm2-135m", "-o", str(folder / "smollm2"), "--target", target])
+    for args in (
+        ["smollm2-135m", "-o", str(folder / "smollm2"), "--target", target],
+        [device_deepseek.MODEL, "-o", str(folder / "small"), "--target", target],
+        [device_deepseek.MODEL, "-o", str(folder / "small-cpu"), "--target", "cpu"],
+    ):
+        command.main(args=args, standalone_mode=False)
+    device_deepseek.write_expected(folder / "small-cpu", folder / "small.npz")
 
 
 def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> None:
     """Run every section, or those named; a section that breaks is reported, and the next runs."""
-    path = folder / "smollm2"
+    path, small, expected = folder / "smollm2", folder / "small", folder / "small.npz"
     config = _config(path)
     sections: Mapping[str, Callable[[], Any]] = {
         "machine": machine,
@@ -66,8 +72,15 @@ def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> Non
         "launch invariance": lambda: device_checks.find_difference(path),
         "sampling": lambda: device_checks.check_sampling(path),
         "refusals": lambda: device_checks.check_refusals(path),
+        "small launches": lambda: device_checks.check_launches(small),
+        "small greedy": lambda: device_deepseek.check_greedy(small, expected),
+        "small logits": lambda: device_deepseek.check_logits(small, expected),
+        "small invariance": lambda: device_deepseek.check_invariance(small, expected),
+        "small rollback": lambda: device_deepseek.check_rollback(small, expected),
         "limits": device_speed.measure_limits,
         "steps": lambda: device_speed.measure_steps(path),
+        "small steps": lambda: device_deepseek.measure_steps(small),
+        "small kernels": lambda: device_speed.measure_launches(small),
         "engine": lambda: device_speed.measure_engine(path),
         "kernels": lambda: device_speed.measure_launches(path),
         "torch": lambda: device_speed.measure_torch(config),
