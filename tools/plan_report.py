@@ -42,7 +42,7 @@ def _launches(manifest: Manifest) -> int:
 def mode_text(summary: dict[str, Any]) -> str:
     """Say the mode, and where the target's promise of equal bits is not proven."""
     unproven = summary["mode"] == "deterministic" and summary["invariance"] != "proven"
-    return summary["mode"] + (" (unproven on this target)" if unproven else "")
+    return str(summary["mode"]) + (" (unproven on this target)" if unproven else "")
 
 
 def print_plan(summary: dict[str, Any]) -> None:
