@@ -5,10 +5,12 @@ Calls from several threads share the steps: whoever waits drives all requests.
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from types import TracebackType
@@ -78,6 +80,7 @@ class Engine:
         )
         self._live: dict[Request, Sample] = {}
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._num_requests = 0
         self._dropped: deque[Request] = deque()
         self._is_closed = False
@@ -109,10 +112,24 @@ class Engine:
 
     def close(self) -> None:
         """End all requests with reason `abort`, and stop the threads; no other is taken."""
-        with self._lock:
+        if os.getpid() != self._owner:
+            return  # the process that loaded it goes on
+        with self._held():
             self._is_closed = True
             self._end(list(self._live))
         self._executor.close()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the lock; raise RequestError in a forked process, whose copy may be held for ever.
+        """
+        if os.getpid() != self._owner:
+            raise RequestError(
+                "engine: the process was forked after it was loaded: load the artifact again in "
+                "this process"
+            )
+        with self._lock:
+            yield
 
     @property
     def numerics_digest(self) -> str:
@@ -151,7 +168,7 @@ class Engine:
             self._make(*each, keep_logits=keep_logits)
             for each in zip(prompts, params, ids, strict=True)
         ]
-        with self._lock:
+        with self._held():
             if self._is_closed:
                 raise RequestError("engine: is closed: want one that is open; load it again")
             added: list[Submitted] = []
@@ -205,7 +222,7 @@ class Engine:
 
     def _fresh_id(self) -> str:
         """Name a request that came without an id; a live one may have been given any."""
-        with self._lock:
+        with self._held():
             while True:
                 self._num_requests += 1
                 name = f"request-{self._num_requests}"
@@ -224,13 +241,13 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request; its samples finish with reason `abort`. An unknown id ends nothing."""
-        with self._lock:
+        with self._held():
             for request in self._scheduler.abort(request_id):
                 self._live.pop(request, None)
 
     def cancel(self, samples: Sequence[Sample]) -> None:
         """Abort these samples, and never others that were given the same id since."""
-        with self._lock:
+        with self._held():
             self._end([sample.request for sample in samples])
 
     def drop(self, samples: Sequence[Sample]) -> None:
@@ -249,7 +266,7 @@ class Engine:
 
     def step(self) -> bool:
         """Run one step for all live requests; return False if there was nothing to do."""
-        with self._lock:
+        with self._held():
             return self._step()
 
     def _step(self) -> bool:
@@ -327,7 +344,7 @@ class Engine:
         samples = [s for each in submitted for s in each.samples]
         try:
             while not all(s.is_finished for s in samples):
-                with self._lock:
+                with self._held():
                     self._drive(samples)
         finally:
             self.cancel(samples)
@@ -352,7 +369,7 @@ class Engine:
         Samples that are finished are taken off the list with their last event.
         """
         found = []
-        with self._lock:  # held to the end: another thread's step would add to the samples
+        with self._held():  # held to the end: another thread's step would add to the samples
             self._drive(samples)
             for sample in list(samples):
                 finished = sample.is_finished
@@ -369,7 +386,7 @@ class Engine:
         (sample,) = submitted.samples
         try:
             while not sample.is_finished:
-                with self._lock:
+                with self._held():
                     self._drive([sample])
         finally:
             self.cancel([sample])

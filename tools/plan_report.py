@@ -42,7 +42,8 @@ def _launches(manifest: Manifest) -> int:
 def mode_text(summary: dict[str, Any]) -> str:
     """Say the mode, and where the target's promise of equal bits is not proven."""
     unproven = summary["mode"] == "deterministic" and summary["invariance"] != "proven"
-    return str(summary["mode"]) + (" (unproven on this target)" if unproven else "")
+    mode = str(summary["mode"])
+    return f"{mode} (unproven on this target)" if unproven else mode
 
 
 def print_plan(summary: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
         for prefetch in (4096, 8192, 2048)
-        for per_item in ((1, 2, 4) if narrow else (4, 8, 2))
+        for per_item in ((1, 2, 4, 8) if narrow else (4, 8, 2))
         for tile, panels in tiles
         if panels <= per_item
     ]

@@ -112,7 +112,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, kernel_cache: Path) -> Non
     with pytest.raises(TilewrightError) as caught:
         build(model(), output, kernel_cache, target=TARGET)
     assert re.fullmatch(
-        rf"output '{re.escape(str(output))}': cannot be written: [\w ]+", str(caught.value)
+        rf"output '{re.escape(str(output))}': cannot be written: [\w ]+; nothing was left behind",
+        str(caught.value),
     )
 
 

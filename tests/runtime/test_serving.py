@@ -359,3 +359,20 @@ def test_memory_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPat
         "([Errno 12] Cannot allocate memory); give a smaller cache_tokens, or compile for a "
         "smaller context"
     )
+
+
+def test_a_forked_process_is_told_so_and_does_not_wait(engine: Engine) -> None:
+    """The lock may be held by a thread that a fork does not copy."""
+    with engine._lock:
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in (lambda: engine.generate([1], GREEDY), engine.step, engine.close):
+                try:
+                    call()
+                except RequestError as error:
+                    refused += str(error).startswith("engine: the process was forked after it was")
+            os._exit(refused)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert len(engine.generate([5, 6, 7], GREEDY)[0].token_ids) == 6
