@@ -8,7 +8,7 @@ from tilewright.codegen.body import Body
 from tilewright.codegen.target import KernelTemplate, Target
 from tilewright.graph import Group
 from tilewright.graph.errors import TargetError
-from tilewright.graph.ops import OPS, Kind, op_def
+from tilewright.graph.ops import op_def
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,3 @@ def select(group: Group, body: Body, target: Target) -> Choice:
     raise TargetError(
         f"no kernel accepts '{anchor.op}' of '{group.name}' on {target.name}: {reasons}"
     )
-
-
-def coverage(target: Target) -> dict[str, str]:
-    """Map every op to the kind of kernel that covers it on a target, or `missing`."""
-    kinds = {t.kind for t in target.kernels}
-    table = {}
-    for name, definition in sorted(OPS.items()):
-        match definition.kind:
-            case Kind.COMPOSITE:
-                table[name] = "decomposed"
-            case Kind.CONTRACT:
-                table[name] = "contract" if "contract" in kinds else "missing"
-            case Kind.ATTEND:
-                table[name] = "attend" if "attend" in kinds else "missing"
-            case Kind.SELECT if definition.num_inputs > 1:
-                table[name] = "select" if "select" in kinds else "missing"
-            case _:
-                table[name] = "row" if "row" in kinds else "missing"
-    return table

@@ -1,4 +1,4 @@
-"""What an artifact holds, as plain data: plan, kernels, numerics, memory, coverage.
+"""What an artifact holds, as plain data: plan, kernels, numerics, memory. Needs no compiler.
 
 Equal artifacts give equal data in equal order, so that two printouts can be compared by line.
 """
@@ -8,35 +8,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.codegen.cost import roofline_seconds
-from tilewright.codegen.select import coverage
-from tilewright.codegen.target import Target
-from tilewright.graph.errors import TargetError
 from tilewright.runtime.artifact import (
-    BucketRecord,
     Extent,
-    KernelRecord,
     Manifest,
     TensorRecord,
-    evaluate,
     to_json,
 )
 from tilewright.runtime.plan_check import bucket_limits, tensor_bytes
-from tilewright.targets.registry import TARGETS, resolve
 from tilewright.tools.cache_facts import cache_facts
-
-PLAUSIBLE_CONTEXT = 512  # positions per request where a roofline time needs some
 
 
 def extent_text(extent: Extent) -> str:
-    """Print an extent: 576, tokens, or add(256, mul(516, tokens))."""
-    if isinstance(extent, list):
-        return f"{extent[0]}({', '.join(extent_text(a) for a in extent[1:])})"
-    return str(extent)
+    """Print an extent as arithmetic: 576, tokens, or 256 + 516·tokens."""
+    if not isinstance(extent, list):
+        return str(extent)
+    head, *rest = extent
+    parts = [extent_text(a) for a in rest]
+    match head:
+        case "add":
+            return " + ".join(parts)
+        case "mul":
+            return "·".join(map(_factor, rest, parts))
+        case "ceildiv":
+            return f"ceil({_factor(rest[0], parts[0])} / {parts[1]})"
+    return f"{head}({', '.join(parts)})"
+
+
+def _factor(extent: Extent, text: str) -> str:
+    return f"({text})" if isinstance(extent, list) and extent[0] == "add" else text
 
 
 def tensor_text(tensor: TensorRecord) -> str:
-    """Print a type as the graph does: bf16[tokens, 576]."""
+    """Print a type: bf16[tokens, 576]."""
     return f"{tensor.dtype}[{', '.join(extent_text(e) for e in tensor.shape)}]"
 
 
@@ -163,16 +166,6 @@ def memory_facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def coverage_facts() -> dict[str, dict[str, str]]:
-    """Ops by targets: the kind of kernel that covers each, decomposed, or missing."""
-    found: dict[str, dict[str, str]] = {}
-    for name in TARGETS:
-        target, _ = resolve(name)
-        for op, cover in coverage(target).items():
-            found.setdefault(op, {})[name] = cover
-    return found
-
-
 def manifest_facts(manifest: Manifest) -> dict[str, Any]:
     """The manifest as it is stored."""
     tree: dict[str, Any] = to_json(manifest)
@@ -200,26 +193,3 @@ def summary_facts(manifest: Manifest) -> dict[str, Any]:
         "buckets": [b.name for b in manifest.buckets],
         "dims": {d.name: f"{d.role} {d.lower}..{d.upper}" for d in manifest.dims},
     }
-
-
-def target_of(manifest: Manifest) -> Target | None:
-    """Return the chip an artifact was built for, or None where this version knows it no more."""
-    try:
-        return resolve(f"{manifest.target.name}:{manifest.target.variant}")[0]
-    except TargetError:
-        return None
-
-
-def roofline(
-    manifest: Manifest, kernel: KernelRecord, bucket: BucketRecord, target: Target
-) -> tuple[int, int, float]:
-    """Return operations, bytes, and seconds no kernel beats on one thread, for a full bucket.
-
-    A request is taken to have PLAUSIBLE_CONTEXT positions, not the longest context.
-    """
-    dims = bucket_limits(manifest, bucket)
-    most = max(1, PLAUSIBLE_CONTEXT // manifest.model.block_size)
-    if "request_blocks" in dims:
-        dims["request_blocks"] = min(dims["request_blocks"], most)
-    flops, num_bytes = evaluate(kernel.flops, dims), evaluate(kernel.num_bytes, dims)
-    return flops, num_bytes, roofline_seconds(flops, num_bytes, target)

@@ -28,14 +28,17 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
 
 
 def _figures(report: Mapping[str, Any]) -> Table:
-    table = Table(title=f"median of {report['settings']['repeat']}, taken in turns")
+    repeat = report["settings"]["repeat"]
+    title = f"median of {repeat}, taken in turns" if repeat > 1 else "measured once: no spread"
+    table, shown = Table(title=title), ("median", "low", "high") if repeat > 1 else ("median",)
     for column in ("who", "figure", "dtype"):
         table.add_column(column)
-    for column in ("median", "low", "high", "unit"):
-        table.add_column(column, justify="right" if column != "unit" else "left")
+    for column in shown:
+        table.add_column(column if repeat > 1 else "value", justify="right")
+    table.add_column("unit")
     for result in report["results"]:
         scale, unit = _SCALES[result["unit"]]
-        values = [f"{result[k] / scale:.1f}" for k in ("median", "low", "high")]
+        values = [f"{result[k] / scale:.1f}" for k in shown]
         name = figure_name(result["name"], report["settings"])
         table.add_row(result["who"], name, result["dtype"], *values, unit)
     return table

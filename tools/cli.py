@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from tilewright import __version__
 from tilewright.tools.commands.chat import chat
 from tilewright.tools.commands.check import check
 from tilewright.tools.commands.compile import compile_model as compile_command
@@ -29,6 +30,23 @@ def _typer(**settings: Any) -> typer.Typer:
 
 
 app = _typer(cls=Commands, help="Compile language models for this machine, and run them.")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tilewright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compile language models for this machine, and run them."""
+
+
 app.command("compile")(compile_command)
 app.command("generate")(generate)
 app.command("chat")(chat)

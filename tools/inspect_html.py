@@ -13,21 +13,24 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tilewright.graph import Graph
 from tilewright.graph.text import parse_graph, print_node
 from tilewright.runtime.artifact import BucketRecord, KernelRecord, Manifest
+from tilewright.targets.registry import TARGETS
 from tilewright.tools.artifact_facts import (
-    PLAUSIBLE_CONTEXT,
-    coverage_facts,
     extent_text,
     memory_facts,
     numerics_facts,
-    roofline,
     summary_facts,
-    target_of,
     tensor_types,
 )
 from tilewright.tools.artifact_text import ArtifactText
 from tilewright.tools.graph_view import View, find_layers, view_groups, view_nodes
 from tilewright.tools.svg_graph import draw
 from tilewright.tools.svg_memory import bytes_text, draw_arena
+from tilewright.tools.target_facts import (
+    PLAUSIBLE_CONTEXT,
+    coverage_facts,
+    roofline,
+    target_of,
+)
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates" / "html"
 
@@ -43,6 +46,7 @@ def page(artifact: ArtifactText) -> str:
         "memory": memory_facts(manifest),
         "numerics": numerics,
         "coverage": coverage_facts(),
+        "targets": list(TARGETS),
         "before": _drawn(view_nodes(before)),
         "after": _drawn(view_groups(after)),
         "num_before": len(before.nodes),

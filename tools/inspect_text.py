@@ -8,7 +8,6 @@ from typing import Any
 
 from tilewright.runtime import ArtifactError
 from tilewright.tools.artifact_facts import (
-    coverage_facts,
     kernel_facts,
     manifest_facts,
     memory_facts,
@@ -40,6 +39,8 @@ def stage_facts(artifact: ArtifactText, stage: str | None) -> Any:
         case "memory":
             return memory_facts(manifest)
         case "coverage":
+            from tilewright.tools.target_facts import coverage_facts
+
             return coverage_facts()
         case "manifest":
             return manifest_facts(manifest)

@@ -224,7 +224,7 @@ class GpuSession:
             return self._weights[argument.name]
         region, offset, record = self._plan.locate(argument, bucket)
         part = self._memory[region][offset : offset + tensor_bytes(record, self._dims)]
-        typed = part.view(TYPES[record.dtype].torch).reshape(bound_shape(record, self._dims))
+        typed = part.view(TYPES[record.dtype].tensor_type).reshape(bound_shape(record, self._dims))
         return _on_host(typed)
 
     def outputs(self, step: Step) -> Mapping[str, torch.Tensor]:
@@ -263,7 +263,7 @@ class GpuSession:
     def _view(self, region: Region, offset: int, dims: Mapping[str, int]) -> torch.Tensor:
         record = self._plan.records[region]
         part = self._memory[region][offset : offset + tensor_bytes(record, dims)]
-        return part.view(TYPES[record.dtype].torch).reshape(bound_shape(record, dims))
+        return part.view(TYPES[record.dtype].tensor_type).reshape(bound_shape(record, dims))
 
 
 def _num_tokens(bucket: BucketRecord, step: Step) -> int:

@@ -1,4 +1,7 @@
-"""Host memory and the dtypes of memory: what every device shares."""
+"""Host memory and the dtypes of memory: what every device shares.
+
+Torch is imported when a tensor is asked for, since reading an artifact needs none.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tilewright.runtime.errors import ArtifactError, RequestError
+
+if TYPE_CHECKING:
+    import torch
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -23,27 +28,35 @@ _HUGE_PAGE = 2 << 20
 
 
 class MemoryType(NamedTuple):
-    """A dtype as DLPack's type code and bits, as numpy's type and as torch's type."""
+    """A dtype as DLPack's type code and bits, as numpy's type and by the name of torch's."""
 
     code: int
     bits: int
     numpy: np.dtype[Any]
-    torch: torch.dtype
+    torch_name: str
+
+    @property
+    def tensor_type(self) -> torch.dtype:
+        """Torch's type."""
+        import torch
+
+        found: torch.dtype = getattr(torch, self.torch_name)
+        return found
 
 
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4  # DLDataTypeCode
-_BYTE = MemoryType(_UINT, 8, np.dtype("u1"), torch.uint8)
+_BYTE = MemoryType(_UINT, 8, np.dtype("u1"), "uint8")
 TYPES: Mapping[str, MemoryType] = {
-    "f64": MemoryType(_FLOAT, 64, np.dtype("f8"), torch.float64),
-    "f32": MemoryType(_FLOAT, 32, np.dtype("f4"), torch.float32),
-    "f16": MemoryType(_FLOAT, 16, np.dtype("f2"), torch.float16),
-    "bf16": MemoryType(_BFLOAT, 16, np.dtype("u2"), torch.bfloat16),
+    "f64": MemoryType(_FLOAT, 64, np.dtype("f8"), "float64"),
+    "f32": MemoryType(_FLOAT, 32, np.dtype("f4"), "float32"),
+    "f16": MemoryType(_FLOAT, 16, np.dtype("f2"), "float16"),
+    "bf16": MemoryType(_BFLOAT, 16, np.dtype("u2"), "bfloat16"),
     "fp8_e4m3": _BYTE,
     "fp8_e5m2": _BYTE,
     "ue8m0": _BYTE,
-    "i64": MemoryType(_INT, 64, np.dtype("i8"), torch.int64),
-    "i32": MemoryType(_INT, 32, np.dtype("i4"), torch.int32),
-    "i8": MemoryType(_INT, 8, np.dtype("i1"), torch.int8),
+    "i64": MemoryType(_INT, 64, np.dtype("i8"), "int64"),
+    "i32": MemoryType(_INT, 32, np.dtype("i4"), "int32"),
+    "i8": MemoryType(_INT, 8, np.dtype("i1"), "int8"),
     "u8": _BYTE,
 }
 
@@ -55,6 +68,8 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
 
 def as_torch(array: Array, dtype: str) -> torch.Tensor:
     """Return a tensor over the same memory; bf16 memory, uint16 in numpy, becomes bfloat16."""
+    import torch
+
     with warnings.catch_warnings():  # weights are read-only, which torch has no way to express
         warnings.filterwarnings("ignore", message=".*not writable.*")
         tensor = torch.from_numpy(array)

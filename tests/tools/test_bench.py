@@ -24,6 +24,7 @@ from tilewright.tools.bench_engine import (
 )
 from tilewright.tools.bench_peer_process import PeerProcess, PeerRequest, parse_peer
 from tilewright.tools.bench_plot import plot
+from tilewright.tools.bench_report import _figures
 from tilewright.tools.bench_run import Measure, find, take_turns
 from tilewright.tools.bench_settings import parse_batches
 from tilewright.tools.cli import app
@@ -155,6 +156,24 @@ def test_no_artifact(call: Call, tmp_path: Path) -> None:
 
 def test_batch_one_is_always_measured() -> None:
     assert parse_batches("8, 2") == (1, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("repeat", "title", "columns"),
+    [
+        (1, "measured once: no spread", ["value", "unit"]),
+        (3, "median of 3, taken in turns", ["median", "low", "high", "unit"]),
+    ],
+)
+def test_a_single_measurement_is_not_called_a_median(
+    repeat: int, title: str, columns: list[str]
+) -> None:
+    figure = {"who": "us", "name": "decode_1", "dtype": "f32", "unit": "tokens/s",
+              "median": 2.0, "low": 1.0, "high": 3.0}  # fmt: skip
+    table = _figures({"settings": {"repeat": repeat, "prompt_tokens": 8}, "results": [figure]})
+    assert table.title == title
+    assert [c.header for c in table.columns][3:] == columns
+    assert next(iter(table.columns[3].cells)) == "2.0"
 
 
 def test_turns_interleave() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from tilewright.runtime import RequestError, SamplingParams, StreamEvent
 from tilewright.tools.commands import chat
+from tilewright.tools.commands.options import SAMPLING
 
 
 @dataclass
@@ -26,6 +29,7 @@ class FakeEngine:
     params: list[SamplingParams] = field(default_factory=list)
     model: FakeModel = field(default_factory=FakeModel)
     tokenizer: None = None
+    numerics_digest: str = "0123456789abcdef"
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
         self.prompts.append(list(messages))
@@ -78,6 +82,19 @@ def test_answers_fit_the_context(capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine(model=FakeModel(max_context=4))
     talk(engine, "a", "b")
     assert [p.max_tokens for p in engine.params] == [3, 1]
+
+
+def test_every_answer_tells_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    talk(engine, "a", "b")
+    told = re.findall(r", seed (\d+), numerics 0123456789ab\n", capsys.readouterr().err)
+    assert told == [str(p.seed) for p in engine.params] and told[0] != told[1]
+
+
+def test_chat_has_the_sampling_options_of_one_answer() -> None:
+    """A conversation prints one answer's text: no samples beside it, and no log-probabilities."""
+    given = set(inspect.signature(chat.chat).parameters)
+    assert set(SAMPLING) - given == {"n", "logprobs", "prompt_logprobs"}
 
 
 def test_ctrl_c_at_the_prompt_goes_on(

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tilewright import __version__
 from tilewright.codegen.config import DTYPES, MODES
 from tilewright.runtime import SamplingParams
+from tilewright.targets.registry import TARGETS
 from tilewright.tools.commands import options
 
 from .conftest import Call
@@ -28,6 +30,45 @@ def test_help_loads_no_heavy_package() -> None:
                           env={"PYTHONPATH": str(root)}, check=True)  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
     assert "compile" in done.stdout and "explain" in done.stdout
+
+
+HEAVY = ("torch", "tvm_ffi", "triton", "tilelang")
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        (["inspect"], (*HEAVY, "sympy", "networkx")),
+        (["inspect", "--stage", "kernels"], (*HEAVY, "sympy", "networkx")),
+        (["explain", "layers.0.q_proj"], HEAVY),
+    ],
+)
+def test_reading_an_artifact_loads_no_heavy_package(
+    artifact: Path, arguments: list[str], unused: tuple[str, ...]
+) -> None:
+    name, *rest = arguments
+    code = (
+        "import sys\nfrom tilewright.tools.cli import main\n"
+        f"sys.argv = ['tilewright', {name!r}, {str(artifact)!r}, *{rest!r}]\n"
+        "try: main()\nexcept SystemExit as done: assert not done.code, done.code\n"
+        f"print('loaded', *sorted({set(unused)!r} & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[2] / "src"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={"PYTHONPATH": str(root)}, check=True)  # fmt: skip
+    assert len(done.stdout.splitlines()) > 5
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_version(call: Call) -> None:
+    done = call("--version")
+    assert (done.code, done.out, done.err) == (0, f"tilewright {__version__}\n", "")
+
+
+def test_targets_are_named_in_the_help(call: Call) -> None:
+    text = " ".join(call("compile", "--help").out.split())
+    assert all(f"{name}, " in text for name in TARGETS), text
 
 
 def test_sampling_options_are_those_of_the_api() -> None:

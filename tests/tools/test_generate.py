@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from tilewright import runtime
 from tilewright.tools.commands.generate import run_all
 from tilewright.tools.commands.logits import write_array
+from tilewright.tools.commands.notes import origin_note
 from tilewright.tools.commands.prompts import Asked, read_lines
 
 from .conftest import CONTEXT, VOCAB, Call, start
@@ -73,7 +75,34 @@ def test_text_of_one_prompt_is_streamed(call: Call, artifact: Path) -> None:
     done = call("generate", artifact, "--prompt", "ab", *SHORT)
     (line,) = call("generate", artifact, "--prompt", "ab", *SHORT, "--json").lines
     assert done.out == f"{line['text']}\n"
-    assert done.err.startswith("6 tokens, ") and done.err.endswith(", finish reason: length\n")
+    lead = r"6 tokens, [\d.]+ tokens/s, finish reason: length"
+    told = re.fullmatch(rf"{lead}, seed (\d+), numerics (\w{{12}})\n", done.err)
+    assert told and str(line["numerics_digest"]).startswith(told[2])
+
+
+def test_a_seed_that_was_drawn_is_told_and_gives_the_text_again(call: Call, artifact: Path) -> None:
+    hot = ("--prompt", "ab", "--max-tokens", "12", "--temperature", "3", "--ignore-eos")
+    texts, seeds = [], []
+    for _ in range(2):
+        done = call("generate", artifact, *hot)
+        texts.append(done.out)
+        seeds += re.findall(r"seed (\d+)", done.err)
+        assert call("generate", artifact, *hot, "--seed", seeds[-1]).out == done.out
+    assert len(set(seeds)) == len(set(texts)) == 2
+    done = call("generate", artifact, *hot, "--prompt", "c")
+    told = re.fullmatch(r"seeds (\d+), (\d+), numerics \w{12}\n", done.err)
+    assert told and told[1] != told[2]
+    again = [
+        call("generate", artifact, *hot[2:], "--prompt", prompt, "--seed", seed, "--json").lines[0]
+        for prompt, seed in zip(("ab", "c"), told.groups(), strict=True)
+    ]
+    assert done.out == f"[1] {again[0]['text']}\n[2] {again[1]['text']}\n"
+
+
+def test_many_seeds_are_not_all_listed() -> None:
+    assert origin_note(range(10), "abcdef0123456789") == (
+        "seeds 0, 1, 2, 3, 4, 5, 6, 7 and 2 more (--json gives all), numerics abcdef012345"
+    )
 
 
 def test_texts_of_several_prompts_are_numbered(call: Call, artifact: Path) -> None:
@@ -210,7 +239,7 @@ def test_chat_reads_lines(call: Call, artifact: Path) -> None:
     assert done.code == 0
     notes = [n for n in done.err.splitlines() if "tokens/s" not in n]
     assert notes == ["command '/what': unknown: have /reset, /exit", "the conversation starts anew"]
-    assert done.err.count("tokens/s") == 2
+    assert len(re.findall(r"tokens/s, seed \d+, numerics \w{12}\n", done.err)) == 2
     half = len(done.out) // 2
     assert done.out[:half] == done.out[half:] != ""
 

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.graph.text import parse_graph, print_graph
+from tilewright.runtime.artifact import Extent
+from tilewright.tools.artifact_facts import extent_text
 from tilewright.tools.artifact_text import ArtifactText
 from tilewright.tools.graph_view import find_layers, view_groups, view_nodes
 from tilewright.tools.inspect_html import page
@@ -77,7 +79,27 @@ def test_coverage_has_no_gap(call: Call, artifact: Path) -> None:
     facts = json.loads(call("inspect", artifact, "--stage", "coverage", "--json").out)
     assert facts["linear"]["cpu"] == facts["linear"]["sm90"] == "contract"
     assert facts["rms_norm"]["cpu"] == "decomposed"
+    assert facts["split_heads"]["cpu"] == "view"
     assert all(row["cpu"] != "missing" for row in facts.values())
+    lines = call("inspect", artifact, "--stage", "coverage").out.splitlines()
+    assert lines[0].split() == ["op", *facts["linear"]]
+    assert next(line for line in lines if line.startswith("attend_window ")).split()[1] == "latent"
+
+
+@pytest.mark.parametrize(
+    ("extent", "text"),
+    [
+        (576, "576"),
+        ("tokens", "tokens"),
+        (["add", 347904, ["mul", 6144, "tokens"]], "347904 + 6144·tokens"),
+        (["mul", 2, ["add", "a", 1], "b"], "2·(a + 1)·b"),
+        (["ceildiv", ["add", "tokens", 1], 128], "ceil((tokens + 1) / 128)"),
+        (["ceildiv", "tokens", 128], "ceil(tokens / 128)"),
+        (["max", ["mul", 2, "a"], 4], "max(2·a, 4)"),
+    ],
+)
+def test_extents_print_as_arithmetic(extent: Extent, text: str) -> None:
+    assert extent_text(extent) == text
 
 
 def test_source_by_kernel_group_and_node(call: Call, artifact: Path) -> None:
@@ -155,6 +177,8 @@ def test_page_is_whole_and_asks_nobody(call: Call, artifact: Path, tmp_path: Pat
 
 def test_page_shows_all_kernels_and_rules(opened: ArtifactText) -> None:
     text = page(opened)
+    assert '<a href="#coverage">Targets</a>' in text and "·tokens" in text
+    assert re.search(r"<code>attend_selected</code></td>(<td><i class=.latent.></i>latent)", text)
     assert "layers 0 to 1: 2 times the same" in text
     for kernel in opened.manifest.kernels:
         assert f'data-source="{kernel.symbol}"' in text
@@ -162,6 +186,7 @@ def test_page_shows_all_kernels_and_rules(opened: ArtifactText) -> None:
         assert f"<b>{rule}</b>" in text
     data = re.search(r'id="data">(.*?)</script>', text, re.S)
     assert data is not None
+    assert not any("add(" in cost for cost in json.loads(data.group(1))["costs"].values())
     sources = json.loads(data.group(1))["sources"]
     assert sources == {k.symbol: opened.text(k.source) for k in opened.manifest.kernels}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright.tools.commands import options as o
+from tilewright.tools.commands.notes import origin_note, speed_note, with_seed
 
 if TYPE_CHECKING:
     from tilewright.runtime import Engine
@@ -22,7 +23,11 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     max_tokens: o.MaxTokens = None, temperature: o.Temperature = None, top_k: o.TopK = None,
     top_p: o.TopP = None, min_p: o.MinP = None, repetition_penalty: o.RepetitionPenalty = None,
-    seed: o.Seed = None, stop: o.Stop = None, threads: o.Threads = None,
+    presence_penalty: o.PresencePenalty = None, frequency_penalty: o.FrequencyPenalty = None,
+    logit_bias: o.LogitBias = None, allowed_token_ids: o.AllowedTokenIds = None,
+    bad_words: o.BadWords = None, seed: o.Seed = None, stop: o.Stop = None,
+    stop_token_ids: o.StopTokenIds = None, ignore_eos: o.IgnoreEos = None,
+    min_tokens: o.MinTokens = None, threads: o.Threads = None,
 ) -> None:  # fmt: skip
     """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an
     answer."""
@@ -100,7 +105,7 @@ class Talk:
         num_prompt = len(encode(prompt, self._engine.tokenizer, self._engine.model))
         room = self._engine.model.max_context - num_prompt
         most = min(self._settings.get("max_tokens", SamplingParams().max_tokens), room)
-        params = SamplingParams.from_mapping({**self._settings, "max_tokens": most})
+        params = with_seed(SamplingParams.from_mapping({**self._settings, "max_tokens": most}))
         events = self._engine.stream(prompt, params)
         pieces, count, start = [], 0, time.perf_counter()
         try:
@@ -112,7 +117,8 @@ class Talk:
                     self._note(f"error: {event.error}")
         except KeyboardInterrupt:
             events.close()
-        rate = count / max(time.perf_counter() - start, 1e-9)
+        seconds = time.perf_counter() - start
         print(flush=True)
-        self._note(f"{count} tokens, {rate:.1f} tokens/s")
+        origin = origin_note([params.seed], self._engine.numerics_digest)
+        self._note(f"{speed_note(count, seconds)}, {origin}")
         return "".join(pieces)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright.tools.commands import options as o
+from tilewright.tools.commands.notes import origin_note, speed_note, with_seed
 from tilewright.tools.commands.prompts import Asked, read_lines
 from tilewright.tools.commands.records import records_of
 from tilewright.tools.failures import FAILED
@@ -93,9 +94,12 @@ def _generate(
         single = len(asked) == 1 and asked[0].line is None and settings.get("n", 1) == 1
         if single and not as_json:
             return _stream(engine, asked[0], settings)
-        failed = False
+        failed, seeds = False, []
         for number, result in enumerate(run_all(engine, asked, settings), start=1):
             failed |= _print_result(result, number, as_json)
+            seeds += [] if isinstance(result, Asked) else [result.seed]
+        if seeds and not as_json:
+            _note(origin_note(seeds, engine.numerics_digest))
         return failed
 
 
@@ -167,13 +171,17 @@ def _print_result(result: RequestOutput | Asked, number: int, as_json: bool) -> 
     return failed
 
 
-def _stream(engine: Engine, asked: Asked, settings: Mapping[str, Any]) -> bool:
-    """Print the text of one prompt as it comes; then, on stderr, how fast it came."""
+def _note(text: str) -> None:
     from rich.console import Console
 
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="dim", markup=False)
+
+
+def _stream(engine: Engine, asked: Asked, settings: Mapping[str, Any]) -> bool:
+    """Print the text of one prompt as it comes; then, on stderr, how fast, and from what seed."""
     from tilewright import runtime
 
-    params = runtime.SamplingParams.from_mapping({**settings, **asked.params})
+    params = with_seed(runtime.SamplingParams.from_mapping({**settings, **asked.params}))
     start, count, event = time.perf_counter(), 0, None
     for event in engine.stream(prompt_of(engine, asked), params):
         text = event.text if engine.tokenizer else "".join(f"{t} " for t in event.token_ids)
@@ -183,8 +191,8 @@ def _stream(engine: Engine, asked: Asked, settings: Mapping[str, Any]) -> bool:
     if event is not None and event.error is not None:
         print(f"error: {event.error}", file=sys.stderr)
         return True
-    rate = count / max(time.perf_counter() - start, 1e-9)
+    speed = speed_note(count, time.perf_counter() - start)
     reason = event.finish_reason if event is not None else "none"
-    line = f"{count} tokens, {rate:.1f} tokens/s, finish reason: {reason}"
-    Console(stderr=True, highlight=False).print(line, style="dim")
+    origin = origin_note([params.seed], engine.numerics_digest)
+    _note(f"{speed}, finish reason: {reason}, {origin}")
     return False

@@ -87,7 +87,9 @@ ReplayTokens = Annotated[
                  help="Decoder on the last N tokens of a prompt alone: approximate."),
 ]  # fmt: skip
 Artifact = Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")]
-TargetName = Annotated[str, typer.Option("--target", help="cpu, or a variant: cpu:x86-64-v4.")]
+TargetName = Annotated[str, typer.Option(
+    "--target", help="cpu, sm90, sm100, ascend950, or a variant: cpu:x86-64-v4."
+)]
 Simulate = Annotated[
     bool, typer.Option("--simulate", help="ascend950: build for the functional model, on the CPU.")
 ]
