@@ -111,8 +111,8 @@ def segment_length(k: int, segments: int) -> int:
 
 def _segments(body: Graph, target: Target) -> int:
     """Parts of K for as many sums as fill the chip when there is one row: a power of two, each of
-    at least two units. Short sums are not worth the kernel that adds their parts, and experts have
-    sums enough: those of every slot."""
+    at least two units, or one of fp32 products. Short sums are not worth the kernel that adds
+    their parts, and experts have sums enough: those of every slot."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
     if anchors[0].op == "expert_linear":
         return 1
@@ -121,9 +121,11 @@ def _segments(body: Graph, target: Target) -> int:
     for nodes in sections_of(body, anchors):
         first = next(n for n in nodes if op_def(n.op).kind is Kind.CONTRACT)
         columns += int(product(first.type.shape[1:]))
+    # Products in fp32 are taken by the plain cores: a unit of them is worth a program.
+    plain = any(body.type_of(i).dtype.name in ("f32", "f16") for n in anchors for i in n.inputs[:2])
     segments = 1
     while columns * segments * 2 <= target.full_columns:
-        if k < max(segments * 4, 8) * SEGMENT_UNIT:
+        if k < (segments * 2 if plain else max(segments * 4, 8)) * SEGMENT_UNIT:
             break
         segments *= 2
     return segments
