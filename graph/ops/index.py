@@ -79,33 +79,44 @@ def _largest(scores: torch.Tensor, k: int) -> torch.Tensor:
     return order.where(order < scores.shape[1], -1).int()
 
 
-def _select(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
-    return _largest(index_scores(inputs, attrs), _attr(attrs, "k"))
-
-
-def _with_blocks(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
+def _blocks(inputs: Sequence[torch.Tensor], attrs: Attrs, scores: torch.Tensor) -> torch.Tensor:
+    """Scores of blocks of entries: the largest of each; +inf for the block of the newest entry."""
     import torch
 
-    scores, size = index_scores(inputs, attrs), _attr(attrs, "block_size")
+    size = _attr(attrs, "block_size")
     padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % size), value=-torch.inf)
     best = padded.reshape(len(padded), padded.shape[1] // size, size).amax(-1)
     newest = (inputs[3] + 1) // _attr(attrs, "ratio") - 1
     mine = (newest >= 0).nonzero()[:, 0]
     best[mine, (newest[mine] // size).long()] = torch.inf
-    chosen = _largest(scores, _attr(attrs, "k")), _largest(best, _attr(attrs, "blocks"))
-    return torch.cat(chosen, 1)
+    return best
 
 
-def _within(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
+def _candidates(inputs: Sequence[torch.Tensor], attrs: Attrs, scores: torch.Tensor) -> torch.Tensor:
+    """Scores of the entries of candidate blocks, -inf for others."""
     import torch
 
-    scores, blocks, size = index_scores(inputs, attrs), inputs[6], _attr(attrs, "block_size")
+    blocks, size = inputs[6], _attr(attrs, "block_size")
     width = -(-scores.shape[1] // size)
     allowed = torch.zeros(len(scores), width + 1, dtype=torch.bool, device=scores.device)
     known = (blocks >= 0) & (blocks < width)
     allowed.scatter_(1, blocks.long().where(known, width), True)  # the last column is for no block
     seen = allowed[:, :width].repeat_interleave(size, 1)[:, : scores.shape[1]]
-    return _largest(scores.masked_fill(~seen, -torch.inf), _attr(attrs, "k"))
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def choices(inputs: Sequence[torch.Tensor], attrs: Attrs) -> tuple[tuple[torch.Tensor, int], ...]:
+    """What a selection chooses among: scores [tokens, n], and how many; one after the other."""
+    scores, k = index_scores(inputs, attrs), _attr(attrs, "k")
+    if "blocks" in attrs:
+        return (scores, k), (_blocks(inputs, attrs, scores), _attr(attrs, "blocks"))
+    return ((_candidates(inputs, attrs, scores) if len(inputs) == 7 else scores, k),)
+
+
+def _select(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
+    import torch
+
+    return torch.cat([_largest(scores, k) for scores, k in choices(inputs, attrs)], 1)
 
 
 def _traffic(inputs: Types, output: TensorType) -> Dim:
@@ -142,7 +153,7 @@ register(
         kind=Kind.SELECT,
         num_inputs=6,
         infer=_infer_with_blocks,
-        reference=_with_blocks,
+        reference=_select,
         flops=_flops,
         traffic=_traffic,
         attrs={**_ATTRS, "blocks": int, "block_size": int},
@@ -157,7 +168,7 @@ register(
         kind=Kind.SELECT,
         num_inputs=7,
         infer=_infer_within,
-        reference=_within,
+        reference=_select,
         flops=_flops,
         traffic=_traffic,
         attrs={**_ATTRS, "block_size": int},

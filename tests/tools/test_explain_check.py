@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright.tools.launch_check import TOLERANCE_BF16, TOLERANCE_F32, difference
+from tilewright.tools.differences import TOLERANCE_BF16, TOLERANCE_F32, difference
 
 from .conftest import Call
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tilewright.runtime.artifact_files import LoadedArtifact
     from tilewright.runtime.devices.device import Device
     from tilewright.runtime.executor import Executor
-    from tilewright.tools.launch_check import Difference, LaunchCheck
+    from tilewright.tools.differences import Difference
+    from tilewright.tools.launch_check import LaunchCheck
     from tilewright.tools.progress import StageBars
 
 NUM_TOKENS, NUM_DECODES = 24, 3
@@ -50,9 +51,7 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def check_artifact(
-    path: Path, ids: Sequence[int] | None, bars: StageBars
-) -> list[Difference]:
+def check_artifact(path: Path, ids: Sequence[int] | None, bars: StageBars) -> list[Difference]:
     """Return the worst error of every kernel that ran, in order of first use."""
     from tilewright.graph.text import parse_graph
     from tilewright.runtime.artifact_files import load_artifact, verify_weights
@@ -150,3 +149,6 @@ def _print(found: Sequence[Difference]) -> None:
         print(f"{beyond} of {len(found)} kernels are beyond the tolerance")
     else:
         print(f"weights have their digest; {len(found)} kernels are within the tolerance")
+    tipped, ties = sum(each.tipped for each in found), sum(each.ties for each in found)
+    if tipped or ties:
+        print(f"allowed: {tipped} quantised entries one code step off, {ties} selections that tie")

@@ -1,0 +1,77 @@
+"""Values of weights as kernels of a target read them: panels, blocks, words or rows, and stacks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.codegen.arguments import matrix_weights
+from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.pack_cpu import FORMATS, Unpacked, unpack_panels
+from tilewright.codegen.pack_gpu import lies_as_rows, unpack_blocks
+from tilewright.codegen.pack_words import WORD_LAYOUTS, unpack_words
+from tilewright.graph import Graph
+from tilewright.graph.dims import evaluate
+from tilewright.graph.types import BlockFormat, ElementType, TensorType
+from tilewright.models.float_codes import scaled_values
+from tilewright.tools.packed_rows import bf16_values, row_values
+
+Array = NDArray[Any]
+_SCALE_GROUP = 32  # what unpacked float codes have a scale for
+
+
+def weight_values(
+    body: Graph, name: str, packed: Array, *, on_gpu: bool
+) -> NDArray[np.float64] | None:
+    """Return the values [.., n, k] of a packed weight, None for one that lies row by row.
+
+    Raises LowerError for a format without layout, or if the size is not that of the shape.
+    """
+    if name not in body.weight:
+        return None
+    type_ = body.type_of(name)
+    quantised = isinstance(type_.dtype, BlockFormat)
+    if not (quantised if on_gpu else name in matrix_weights(body)):
+        return None
+    *stack, n, k = (evaluate(d, {}) for d in type_.shape)
+    if _is_table(type_, on_gpu=on_gpu):
+        assert isinstance(type_.dtype, BlockFormat)
+        rows = packed.reshape(*stack, n, type_.dtype.row_bytes(k))
+        return row_values(type_.dtype, rows, k).astype(np.float64)
+    unpack = _unpack_gpu if on_gpu else _unpack_cpu
+    parts = packed.reshape(math.prod(stack), -1)
+    values = [matrix_values(type_.dtype, unpack(type_.dtype, part, n, k)) for part in parts]
+    return np.stack(values).reshape(*stack, n, k)
+
+
+def _is_table(type_: TensorType, *, on_gpu: bool) -> bool:
+    """Say whether a weight lies as rows of codes, then scales."""
+    if on_gpu:
+        return isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype)
+    return panel_format(type_.dtype) not in FORMATS
+
+
+def _unpack_cpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
+    return unpack_panels(panel_format(dtype), packed, n, k)
+
+
+def _unpack_gpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
+    unpack = unpack_words if dtype.name in WORD_LAYOUTS else unpack_blocks
+    return unpack(dtype.name, packed, n, k)
+
+
+def matrix_values(dtype: ElementType, found: Unpacked) -> NDArray[np.float64]:
+    """Return the values of a weight [n, k]: exact, block scales applied."""
+    if found.values is not None:
+        plain = found.values
+        return (bf16_values(plain) if plain.dtype == np.uint16 else plain).astype(np.float64)
+    assert found.codes is not None and found.d is not None
+    if isinstance(dtype, BlockFormat) and dtype.code.is_float:
+        scaled = scaled_values(dtype.name, found.codes, found.d, (1, _SCALE_GROUP))
+        return scaled.astype(np.float64)
+    group = found.codes.shape[1] // found.d.shape[1]
+    result = found.codes * np.repeat(found.d.astype(np.float64), group, axis=1)
+    return result if found.m is None else result + np.repeat(found.m.astype(np.float64), group, 1)
