@@ -123,10 +123,11 @@ def code_steps(size: torch.Tensor, format: BlockFormat) -> torch.Tensor:
     normal, bits = _NORMAL[format.code.name]
     width, group = size.shape[-1], format.block[1]
     padded = torch.nn.functional.pad(size.nan_to_num(), (0, -width % group))
-    largest = padded.unflatten(-1, (-1, group)).amax(-1)
+    largest = padded.reshape(*size.shape[:-1], -(-width // group), group).amax(-1)
     scale = largest.clamp(min=1e-300) / top
     if format.scale.name == "ue8m0":
         scale = torch.exp2(scale.log2().floor())
     scale = scale.clamp(min=least).repeat_interleave(group, -1)[..., :width]
     place = (padded[..., :width] / scale).clamp(min=normal).log2().floor()
-    return torch.exp2(place - bits) * scale
+    steps: torch.Tensor = torch.exp2(place - bits) * scale
+    return steps
