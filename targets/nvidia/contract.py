@@ -69,20 +69,22 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
             bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
             listed=listed,
         )
-        for split, listed in _forms(first, numerics, rows, few=few)
+        for split, listed in _forms(first, numerics, rows, few=few, plain=_plain(body, anchors))
         for bm, bn, bk, warps, stages in ordered
     ]
     return tuple(dict.fromkeys(found))
 
 
 def _forms(
-    first: Node, numerics: Numerics, rows: int, *, few: bool
+    first: Node, numerics: Numerics, rows: int, *, few: bool, plain: bool
 ) -> list[tuple[int, int]]:
     """Whether segments are split, and whether rows that meet a stack of matrices are listed.
 
+    `plain`: products in fp32 on the plain cores, which a few hundred rows do not fill either.
+
     Lists take two kernels more; without them every program looks through all the ids.
     """
-    splits = [0] if numerics.segments == 1 else [1, 0] if few else [0, 1]
+    splits = [0] if numerics.segments == 1 else [1, 0] if few or plain else [0, 1]
     lists = [0]
     if first.op == "expert_linear":
         lists = [0, 1] if rows * int(first.type.shape[1]) <= _LED_ROWS else [1, 0]
@@ -94,6 +96,11 @@ def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
     return [t for t in types if isinstance(t, BlockFormat)]
 
 
+def _plain(body: Graph, anchors: list[Node]) -> bool:
+    types = {body.type_of(i).dtype.name for n in anchors for i in n.inputs[:2]}
+    return not types.isdisjoint(("f32", "f16"))
+
+
 def _few_up_to(body: Graph, anchors: list[Node]) -> int:
     integer = any(f.name not in WORD_LAYOUTS for f in _formats(body, anchors))
     return 128 if integer else 32
@@ -103,9 +110,8 @@ def _tiles(
     body: Graph, anchors: list[Node], segments: int, meets: int, *, few: bool
 ) -> list[_Tile]:
     """Tiles for that many rows first, then the others."""
-    types = {body.type_of(i).dtype.name for n in anchors for i in n.inputs[:2]}
     formats = _formats(body, anchors)
-    if "f32" in types or "f16" in types:
+    if _plain(body, anchors):
         return _FP32
     if any(f.name not in WORD_LAYOUTS for f in formats):
         return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
