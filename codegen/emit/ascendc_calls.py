@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilewright.codegen.emit.ascendc_quant import append_rows, hadamard, quantise
-from tilewright.codegen.emit.ascendc_text import WARP, offset, spread
+from tilewright.codegen.emit.ascendc_text import WARP, spread
 from tilewright.codegen.emit.cpp_types import panel_format, storage
-from tilewright.codegen.emit.row_access import is_int
+from tilewright.codegen.emit.row_access import is_int, offset
 from tilewright.codegen.emit.shapes import constant, inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph import Node

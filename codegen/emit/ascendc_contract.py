@@ -14,13 +14,13 @@ from typing import Any
 from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.ascendc_host import Launch, stored_as
-from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
+from tilewright.codegen.emit.ascendc_memory import aligned, places_of
 from tilewright.codegen.emit.ascendc_rows import SIZES
-from tilewright.codegen.emit.ascendc_text import offset
 from tilewright.codegen.emit.cpp import environment
 from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.cpp_route import routing
 from tilewright.codegen.emit.cpp_types import storage
+from tilewright.codegen.emit.row_access import offset
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.pack_ascend import code_bytes, coded_bytes
@@ -155,7 +155,7 @@ def _sort(spec: KernelSpec, routes: Routes, rows: Dim, lists: str) -> tuple[str,
         "counts": 4 * (routes.count + 2),
         "lists": 16 * (routes.max_blocks(most, bm) + 1),
     }
-    places = _places(spec, sizes)
+    places = places_of(spec, sizes)
     text = environment().get_template("ascendc/sort.asc.j2").render(
         name=name, count=routes.count, bm=bm, places=places,
     )  # fmt: skip
@@ -164,17 +164,6 @@ def _sort(spec: KernelSpec, routes: Routes, rows: Dim, lists: str) -> tuple[str,
     return text, Launch(name, "vector", call)
 
 
-def _places(spec: KernelSpec, sizes: Mapping[str, int]) -> dict[str, int]:
-    places, at = {}, 0
-    for part, num_bytes in sizes.items():
-        places[part] = at
-        at += aligned(num_bytes)
-    if at > UB_BYTES:
-        raise LowerError(
-            f"contract kernel '{spec.symbol}': does not fit the unified buffer: got {at} bytes, "
-            f"want at most {UB_BYTES}"
-        )
-    return places
 
 
 # --- one launch of the matrix unit --------------------------------------------------------------
@@ -253,7 +242,7 @@ def _memory(
         "acc": len(weights) * rows * tile["bn"] * 4,
     }
     sizes |= {f"out {o['name']}": rows * tile["bn"] * o["size"] for o in outputs}
-    places = _places(spec, sizes)
+    places = places_of(spec, sizes)
     for output in outputs:
         output["place"] = places[f"out {output['name']}"]
     return {

@@ -6,8 +6,10 @@ with computing; intermediates and what all rows share have one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.errors import LowerError
 
 UB_BYTES = 221184  # what a kernel with SIMT functions may use: their cache takes the rest
@@ -16,6 +18,23 @@ BLOCK = 32  # alignment of transfers, in bytes
 
 def aligned(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK) * BLOCK
+
+
+def places_of(spec: KernelSpec, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return where each part of these sizes in bytes starts, one after the other.
+
+    Raises LowerError where they do not fit the unified buffer.
+    """
+    places, at = {}, 0
+    for part, num_bytes in sizes.items():
+        places[part] = at
+        at += aligned(num_bytes)
+    if at > UB_BYTES:
+        raise LowerError(
+            f"{spec.kind} kernel '{spec.symbol}': does not fit the unified buffer: got {at} bytes, "
+            f"want at most {UB_BYTES}"
+        )
+    return places
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.codegen.emit.ascendc_text import offset, spread
+from tilewright.codegen.emit.ascendc_text import spread
 from tilewright.codegen.emit.cpp_types import storage
-from tilewright.codegen.emit.row_access import is_int
+from tilewright.codegen.emit.row_access import is_int, offset
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.expr import print_scalar
 from tilewright.graph.errors import LowerError

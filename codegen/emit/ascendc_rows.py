@@ -15,9 +15,9 @@ from functools import cached_property
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.ascendc_calls import call_lines
 from tilewright.codegen.emit.ascendc_memory import Layout, Region, plan
-from tilewright.codegen.emit.ascendc_text import WARP, block, offset, spread
+from tilewright.codegen.emit.ascendc_text import WARP, block, spread
 from tilewright.codegen.emit.cpp_types import storage
-from tilewright.codegen.emit.row_access import is_int
+from tilewright.codegen.emit.row_access import is_int, offset
 from tilewright.codegen.emit.row_order import Nest
 from tilewright.codegen.emit.row_plan import RowPlanner
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape

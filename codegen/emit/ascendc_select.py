@@ -9,14 +9,13 @@ from dataclasses import replace
 
 from tilewright.codegen.emit.ascendc_host import Launch, stored_as
 from tilewright.codegen.emit.ascendc_latent import PagedRows, launch, names_of, paged_rows, row_cell
-from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
+from tilewright.codegen.emit.ascendc_memory import places_of
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.cpp import environment
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node
-from tilewright.graph.errors import LowerError
 
 TILE = 128  # entries scored at once, cut to whole blocks
 
@@ -34,7 +33,7 @@ def select(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     pointers = list(dict.fromkeys([*pointers, *(("int32_t", n) for n in ints if n)]))
     extents = names_of(rows.stride)
     facts = _facts(body, node, within)
-    offsets = _places(spec, _sizes(facts, rows, held.ctype, weighed.ctype))
+    offsets = places_of(spec, _sizes(facts, rows, held.ctype, weighed.ctype))
     text = environment().get_template("ascendc/select.asc.j2").render(
         name=name, pointers=pointers, ints=extents, ratio=node.attr["ratio"],
         within={"list": within, "count": facts["given"]} if within else None,
@@ -80,16 +79,3 @@ def _sizes(facts: dict[str, int], rows: PagedRows, q_type: str, w_type: str) -> 
 def _in_global(rows: PagedRows) -> PagedRows:
     """Rows that threads read where they lie."""
     return replace(rows, decode=rows.decode.replace("__ubuf__", "__gm__"))
-
-
-def _places(spec: KernelSpec, sizes: dict[str, int]) -> dict[str, int]:
-    places, at = {}, 0
-    for part, num_bytes in sizes.items():
-        places[part] = at
-        at += aligned(num_bytes)
-    if at > UB_BYTES:
-        raise LowerError(
-            f"select kernel '{spec.symbol}': does not fit the unified buffer: got {at} bytes, "
-            f"want at most {UB_BYTES}"
-        )
-    return places

@@ -1,5 +1,4 @@
-"""Pieces of AscendC text that row programs share: how threads or warps divide elements, and where
-an element lies."""
+"""Pieces of AscendC text that row programs share: how threads or warps divide elements."""
 
 from __future__ import annotations
 
@@ -31,16 +30,6 @@ def spread(shape: tuple[int, ...], inner: list[str], *, warps: bool = False) -> 
         lines.append(f"  const int32_t {name} = {part} % {extent};")
         stride *= extent
     return [*lines, *("  " + line for line in inner), "}"]
-
-
-def offset(index: Sequence[str], shape: Sequence[int]) -> str:
-    """Row-major offset; an axis of extent 1 is broadcast."""
-    terms, stride = [], 1
-    for name, extent in zip(reversed(index), reversed(shape), strict=True):
-        if extent != 1:
-            terms.append(name if stride == 1 else f"{name} * {stride}")
-        stride *= extent
-    return " + ".join(reversed(terms)) or "0"
 
 
 def block(lines: Sequence[str]) -> list[str]:
