@@ -18,29 +18,35 @@ enum order { DEQUANTISE = 0, FACTORED = 1 };
 template <int R>
 struct row_tile { const float* a[R]; const float* sums[R]; };
 
-// Touch the group that is read PREFETCH bytes later, in the order in which P panels at a time are walked.
+// Where the group lies that is read PREFETCH bytes later, in the order in which P panels at a time are walked.
 template <class W, int P, int PREFETCH, int64_t K>
-static TW_INLINE void prefetch_groups(const uint8_t* const (&panel)[P], int64_t offset) {
+static TW_INLINE int64_t prefetch_offset(int64_t offset) {
   constexpr int64_t ahead = ceil_div(PREFETCH, P * W::GROUP_BYTES) * W::GROUP_BYTES;
-  if (PREFETCH == 0) return;
-  int64_t target = offset + ahead;
-  if (target >= panel_bytes<W>(K)) target += (P - 1) * panel_bytes<W>(K);
+  const int64_t target = offset + ahead;
+  return target >= panel_bytes<W>(K) ? target + (P - 1) * panel_bytes<W>(K) : target;
+}
+
+// Touch sub j's share of a group's cache lines: touched all at once they would wait for each other, and the
+// loads of the group at hand behind them.
+template <class W>
+static TW_INLINE void prefetch_sub(const uint8_t* group, int j) {
+  constexpr int LINES = ceil_div(W::GROUP_BYTES, 64);
   TW_UNROLL(4)
-  for (int p = 0; p < P; ++p)
-    TW_UNROLL(9)
-    for (int line = 0; line < W::GROUP_BYTES; line += 64) prefetch(panel[p] + target + line);
+  for (int line = j * LINES / W::SUBS; line < (j + 1) * LINES / W::SUBS; ++line) prefetch(group + line * 64);
 }
 
 // One group of P panels, decoded in registers. The panels are interleaved per k, so that 2 P R chains of
 // multiply-adds hide each other's latency.
-template <class W, int R, int P>
-static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t offset, const row_tile<R>& rows,
-                                       int64_t k, v16 (&acc)[R][P]) {
+template <class W, int R, int P, int PREFETCH>
+static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t offset, int64_t later,
+                                       const row_tile<R>& rows, int64_t k, v16 (&acc)[R][P]) {
   scales s[P];
   TW_UNROLL(4)
   for (int p = 0; p < P; ++p) s[p] = W::open(panel[p] + offset);
   TW_UNROLL(16)
   for (int j = 0; j < W::SUBS; ++j) {
+    TW_UNROLL(4)
+    for (int p = 0; p < P && PREFETCH > 0; ++p) prefetch_sub<W>(panel[p] + later, j);
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w) {
       TW_UNROLL(4)
@@ -56,16 +62,18 @@ static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t
   }
 }
 
-template <class W, int R, int P>
-static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t offset, const row_tile<R>& rows,
-                                     int64_t k, v16 (&acc)[R][P]) {
+template <class W, int R, int P, int PREFETCH>
+static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t offset, int64_t later,
+                                     const row_tile<R>& rows, int64_t k, v16 (&acc)[R][P]) {
   v16 part[R][P];
   TW_UNROLL(6)
   for (int r = 0; r < R; ++r)
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) part[r][p] = zero();
   TW_UNROLL(16)
-  for (int j = 0; j < W::SUBS; ++j)
+  for (int j = 0; j < W::SUBS; ++j) {
+    TW_UNROLL(4)
+    for (int p = 0; p < P && PREFETCH > 0; ++p) prefetch_sub<W>(panel[p] + later, j);
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w)
       TW_UNROLL(4)
@@ -75,6 +83,7 @@ static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t o
         for (int r = 0; r < R; ++r)
           part[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, part[r][p]);
       }
+  }
   TW_UNROLL(4)
   for (int p = 0; p < P; ++p) {
     const scales s = W::open(panel[p] + offset);
@@ -95,15 +104,15 @@ static TW_INLINE void stream_range(const uint8_t* const (&panel)[P], const row_t
   for (; k + STEP * W::GROUP <= k1; k += STEP * W::GROUP) {
     TW_UNROLL(8)
     for (int i = 0; i < STEP; ++i, offset += W::GROUP_BYTES) {
-      prefetch_groups<W, P, PREFETCH, K>(panel, offset);
+      const int64_t later = prefetch_offset<W, P, PREFETCH, K>(offset);
       if (ORDER == FACTORED && W::HAS_SCALE)
-        factored_group<W, R, P>(panel, offset, rows, k + i, acc);
+        factored_group<W, R, P, PREFETCH>(panel, offset, later, rows, k + i, acc);
       else
-        dequantise_group<W, R, P>(panel, offset, rows, k + i, acc);
+        dequantise_group<W, R, P, PREFETCH>(panel, offset, later, rows, k + i, acc);
     }
   }
   if constexpr (STEP > 1)
-    for (; k < k1; ++k, offset += W::GROUP_BYTES) dequantise_group<W, R, P>(panel, offset, rows, k, acc);
+    for (; k < k1; ++k, offset += W::GROUP_BYTES) dequantise_group<W, R, P, 0>(panel, offset, 0, rows, k, acc);
 }
 
 // The GEMV form: out[(r * P + p) * 16 ..] for all of K, in SEGMENTS equal parts added in order.
