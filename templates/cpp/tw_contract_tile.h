@@ -5,6 +5,7 @@
 //   ORDER dequantise   w = value(code); acc = fma(a, w, acc) for k ascending, from acc = +0
 //   ORDER factored     per group s = fma(a * prescale, code / prescale, s) from +0 for k ascending;
 //                      acc = fma(d, s, acc); with a minimum also acc = fma(m, sum_a, acc)
+//                      (a format may keep s / PART_SCALE in place of s)
 // (prescale is a power of two; sum_a is the in-order sum of the group's activations, from +0).
 #pragma once
 #include "tw_contract_formats.h"
@@ -12,6 +13,11 @@
 namespace tw {
 
 enum order { DEQUANTISE = 0, FACTORED = 1 };
+
+template <class W>
+static TW_INLINE v16 whole_part(v16 part) {
+  return W::PART_SCALE == 1.0f ? part : mul(part, set1(W::PART_SCALE));
+}
 
 // Rows of one tile. `a` holds the activations (times prescale where the order is factored), `sums` the
 // group sums of the plain activations (factored order of a format with a minimum only).
@@ -89,7 +95,7 @@ static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t o
     const scales s = W::open(panel[p] + offset);
     TW_UNROLL(6)
     for (int r = 0; r < R; ++r) {
-      acc[r][p] = fma(s.d, part[r][p], acc[r][p]);
+      acc[r][p] = fma(s.d, whole_part<W>(part[r][p]), acc[r][p]);
       if (W::HAS_MIN) acc[r][p] = fma(s.m, set1(rows.sums[r][k / W::GROUP]), acc[r][p]);
     }
   }
@@ -233,7 +239,7 @@ static TW_NOINLINE void slab_factored(const float* value, const float* scale, co
         const float* s = scale + (p * (K_BLOCK / W::GROUP) + g) * 32;
         float* out = acc + (r * P + p) * 16;
         v16 total = first && g == 0 ? zero() : load(out);
-        total = fma(load(s), part[r][p], total);
+        total = fma(load(s), whole_part<W>(part[r][p]), total);
         if (W::HAS_MIN) total = fma(load(s + 16), set1(rows.sums[r][k0 / W::GROUP + g]), total);
         store(out, total);
       }
