@@ -94,10 +94,14 @@ class CompileReport:
     weights_bytes: int
 
 
-def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileReport:
+def compile_graph(
+    job: CompileJob, output: Path, progress: Progress, *, weights: bool = True
+) -> CompileReport:
     """Lower, choose, build, pack and write; the artifact appears whole or not at all.
 
-    Raises the compiler's errors; a full disk or a folder that is no artifact gives one sentence.
+    Without `weights` their places are planned, none is read, and the file of weights is left out:
+    such an artifact can be looked at, and does not load. Raises the compiler's errors; a full disk
+    or a folder that is no artifact gives one sentence.
     """
     refuse_foreign(output)
     progress("lower", 0, 1)
@@ -116,14 +120,18 @@ def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileR
         library = library_name(built.objects)
         job.toolchain.link(built.objects, stage / library)
         _write_sources(stage, job, lowered, plans, sources)
-        weights, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
+        if weights:
+            records, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
+        else:
+            records, num_bytes = planned_weights(lowered.graph, plans, job.weights)
+            digest = ""
         manifest = _manifest(
             job,
             lowered.graph,
             plans,
             specs,
             library=library,
-            weights=weights,
+            weights=records,
             weights_digest=digest,
             weights_bytes=num_bytes,
             support_digest=cache.support_digest,
@@ -151,14 +159,14 @@ def plan_graph(job: CompileJob, progress: Progress) -> PlanReport:
     sources = [emit(spec, templates[spec.template]) for spec in specs]
     cache = KernelCache(job.flags.cache, job.toolchain)
     built = cache.build(sources, jobs=job.jobs, progress=progress)
-    weights, num_bytes = planned_weights(lowered.graph, plans, job.weights)
+    records, num_bytes = planned_weights(lowered.graph, plans, job.weights)
     manifest = _manifest(
         job,
         lowered.graph,
         plans,
         specs,
         library=library_name(built.objects),
-        weights=weights,
+        weights=records,
         weights_digest="",
         weights_bytes=num_bytes,
         support_digest=cache.support_digest,
@@ -244,9 +252,9 @@ def _decisions(decisions: Sequence[Decision], plans: Sequence[GroupPlan]) -> dic
 
 def _write_weights(
     stage: Path, graph: Graph, plans: Sequence[GroupPlan], job: CompileJob, progress: Progress
-) -> tuple[list[WeightRecord], str, int]:
+) -> tuple[tuple[WeightRecord, ...], str, int]:
     """Write every weight packed and aligned; return records, digest and size."""
-    records, hashed, offset = [], hashlib.sha256(), 0
+    records, hashed, offset = list[WeightRecord](), hashlib.sha256(), 0
     with (stage / WEIGHTS).open("wb") as file:
         progress("pack", 0, len(graph.weights))
         for count, packed in enumerate(pack_weights(graph, plans, job.weights), start=1):
@@ -259,7 +267,7 @@ def _write_weights(
                 hashed.update(piece.data)
             offset += len(padding) + packed.num_bytes
             progress("pack", count, len(graph.weights))
-    return records, hashed.hexdigest(), offset
+    return tuple(records), hashed.hexdigest(), offset
 
 
 def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> None:
