@@ -12,10 +12,11 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+REPORT = "tilewright kernel report: "
 SHARED_BYTES = 227 << 10  # of a block, on every chip of these targets
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
 FORBIDDEN_PTX = (
@@ -97,16 +98,31 @@ def build(path: Path, capability: int) -> dict[str, Any]:
         host.append(
             f'TW_CUBIN({name}, "{cubin}", "{made.metadata.name}", {threads}, {shared});'
         )
-        report.append(
-            {"kernel": name, "threads": threads, "shared_bytes": shared, **usage(cubin)}
-        )
-    text = "\n".join(host) + "\n" + module.HOST
+        report.append({
+            "source": path.stem, "kernel": name, "threads": threads, "shared_bytes": shared,
+            "tensor_memory_columns": getattr(made.metadata, "tmem_size", 0) or 0, **usage(cubin),
+        })  # fmt: skip
+    text = "\n".join([*host, kept_report(report), module.HOST])
     # Symbols of an object must not meet those of another.
     text = text.replace("TW_CUBIN(", f"TW_CUBIN({path.stem}_").replace(
         "TW_LAUNCH(", f"TW_LAUNCH({path.stem}_"
     )
     path.with_suffix(".host.cpp").write_text(text)
     return {"kernels": report}
+
+
+def kept_report(report: Sequence[Mapping[str, Any]]) -> str:
+    """Return the C++ that keeps a report in the object, where `read_report` finds it."""
+    text = json.dumps(REPORT + json.dumps(report))
+    return f"__attribute__((used)) static const char tw_report[] = {text};"
+
+
+def read_report(binary: bytes) -> list[dict[str, Any]]:
+    """Return the reports that an object or a library keeps; empty where it keeps none."""
+    found: list[dict[str, Any]] = []
+    for part in binary.split(REPORT.encode())[1:]:
+        found += json.loads(part.partition(b"\0")[0])
+    return found
 
 
 def usage(cubin: Path) -> dict[str, int]:

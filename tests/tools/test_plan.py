@@ -38,6 +38,22 @@ def test_a_plan_of_a_model_reads_no_weights(call: Call, model: Path, artifact: P
     assert plan["memory"] == json.loads(json.dumps(memory_facts(read_manifest(artifact))))
 
 
+def test_an_artifact_of_a_configuration_has_all_but_weights(
+    call: Call, model: Path, artifact: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "bare"
+    done = call("compile", "--config", model / "config.json", *PLAN, "-o", output, "--json")
+    assert done.code == 0, done.err
+    assert done.lines[0]["has_weights"] is False
+    bare, whole = read_manifest(output), read_manifest(artifact)
+    assert (bare.weights, bare.buckets) == (whole.weights, whole.buckets)
+    assert bare.library == whole.library and (output / bare.library).exists()
+    assert not (output / bare.weights_file).exists()
+    done = call("generate", output, "x")
+    want = f"artifact '{output}': has no weights: it was compiled from a configuration without them"
+    assert (done.code, done.err) == (1, f"error: {want}\n")
+
+
 def test_tables(call: Call, model: Path) -> None:
     done = call("compile", "--config", model / "config.json", *PLAN)
     assert (done.code, done.err) == (0, "")

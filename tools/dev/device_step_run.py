@@ -1,8 +1,9 @@
 """The half of `device_step` that runs on the GPU: steps as CUDA graphs, the share of each launch,
 and what bandwidth and operations alone would take.
 
-A launch's time is that of a graph that ends with it, less that of the graph that ends before it, so
-that the times of all launches add up to the step. The L2 is flushed before each replay.
+In a short step a launch's time is that of a graph that ends with it, less that of the graph that
+ends before it, so that the times of all launches add up to the step. In a long one it is the time
+between events, launch by launch, each with a gap of 1 to 4 us. The L2 is flushed before a replay.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from tilewright.tools.dev.step_floor import Floors, StepShape
 from tilewright.tools.plain_step import Step, page_dims
 
 SHAPES = {
-    **{f"decode, batch {b} at {c // 1024} k": StepShape(b, c, 1)
-       for c in (8192, 65536) for b in (1, 32, 128, 256)},
+    **{f"decode, batch {b} at 8 k": StepShape(b, 8192, 1) for b in (1, 32, 128, 256)},
     "prefill of 8 k": StepShape(1, 8192, 8192),
-}  # fmt: skip
-REPEATS, PREFIX_REPEATS = 15, 5
+    **{f"decode, batch {b} at 64 k": StepShape(b, 65536, 1) for b in (1, 32, 128, 256)},
+}
+REPEATS, SHARE_REPEATS = 15, 5
+SHORT_MS = 4.0
 FLUSHED = 160 << 20
 Found = dict[str, Any]
+Launches = list[Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ def measure(found: Opened, shape: StepShape) -> Found:
     finite = bool(torch.isfinite(outputs["logits"].float()).all())
     launches = _singly(found, step)
     whole = _timed(found, _captured(found, launches), REPEATS)
-    shares, experts = _shares(found, step, launches)
+    shares = _ends(found, launches) if whole < SHORT_MS else _between(found, launches)
+    experts = _experts_met(found, step, launches)
     floors = Floors(manifest, executor.bucket(step.dims), session._dims, shape, experts)
     return {
         "ms": whole, "finite": finite, "floor_ms": floors.step_ms(), "launches": [
@@ -101,13 +105,13 @@ def measure(found: Opened, shape: StepShape) -> Found:
     }  # fmt: skip
 
 
-def _singly(found: Opened, step: Step) -> list[Callable[[], None]]:
+def _singly(found: Opened, step: Step) -> Launches:
     bucket = found.executor.bucket(step.dims)
-    calls: list[Callable[[], None]] = found.session._table(bucket).singly(found.session._dims)
+    calls: Launches = found.session._table(bucket).singly(found.session._dims)
     return calls
 
 
-def _captured(found: Opened, launches: list[Callable[[], None]]) -> Callable[[], None]:
+def _captured(found: Opened, launches: Launches) -> Callable[[], None]:
     def launch() -> None:
         for each in launches:
             each()
@@ -131,22 +135,38 @@ def _timed(found: Opened, replay: Callable[[], None], repeats: int) -> float:
             stop.record()
             stop.synchronize()
             samples.append(start.elapsed_time(stop))
-    return median(samples[1:])
+    middle: float = median(samples[1:])
+    return middle
 
 
-def _shares(
-    found: Opened, step: Step, launches: list[Callable[[], None]]
-) -> tuple[list[float], dict[int, int]]:
-    """Microseconds of each launch, and how many experts those of experts met."""
-    ends, experts = [_timed(found, _captured(found, []), PREFIX_REPEATS)], dict[int, int]()
-    bucket = found.executor.bucket(step.dims)
+def _ends(found: Opened, launches: Launches) -> list[float]:
+    """Microseconds by which each launch makes a graph longer."""
+    ends = [
+        _timed(found, _captured(found, launches[:i]), SHARE_REPEATS)
+        for i in range(len(launches) + 1)
+    ]
+    return [(b - a) * 1e3 for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def _between(found: Opened, launches: Launches) -> list[float]:
+    """Microseconds between events around each launch."""
+    chip = found.session._chip
+    with chip.active():
+        runs = [chip.timed(launches) for _ in range(SHARE_REPEATS)]
+    return [median(times) * 1e6 for times in zip(*runs, strict=True)]
+
+
+def _experts_met(found: Opened, step: Step, launches: Launches) -> dict[int, int]:
+    """How many experts the tokens of a step meet, by launch."""
+    bucket, met = found.executor.bucket(step.dims), dict[int, int]()
     for i, launch in enumerate(bucket.launches):
-        ends.append(_timed(found, _captured(found, launches[: i + 1]), PREFIX_REPEATS))
+        with found.session._chip.active():
+            launches[i]()
         ids = [a for a in launch.arguments if a.kind == "buffer" and "top_k" in a.name]
         if "experts_w" in launch.group and ids:
             chosen = found.session._copied(ids[0], bucket)
-            experts[i] = len(set(chosen[: step.dims["tokens"]].reshape(-1).tolist()))
-    return [(b - a) * 1e3 for a, b in zip(ends, ends[1:], strict=False)], experts
+            met[i] = len(set(chosen[: step.dims["tokens"]].reshape(-1).tolist()))
+    return met
 
 
 def _print(name: str, found: Found) -> None:
