@@ -22,7 +22,7 @@ from tilewright.runtime.artifact_files import LoadedArtifact, read_manifest
 from tilewright.runtime.devices.cuda import CudaDevice
 from tilewright.runtime.executor import Executor
 from tilewright.tools.bench_engine import make_step
-from tilewright.tools.dev.device_check import machine
+from tilewright.tools.dev.machine import machine
 from tilewright.tools.dev.random_weights import fill_state, fill_weight
 from tilewright.tools.dev.step_floor import Floors, StepShape
 from tilewright.tools.plain_step import Step, page_dims
