@@ -23,6 +23,7 @@ from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
 from tilewright.codegen.expr import prelude
 from tilewright.codegen.target import Target
 from tilewright.graph.errors import TargetError
+from tilewright.targets.nvidia.build import read_report
 
 HOST_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-w")
 
@@ -136,6 +137,11 @@ class NvidiaToolchain:
         """Link a shared library; the names of TVM-FFI are found in the process that loads it."""
         arguments = ["-shared", "-o", str(output), *map(str, objects), "-ldl", "-lpthread"]
         self._run(arguments, output.stem)
+
+    def spilled_bytes(self, compiled: Path) -> int:
+        """Return the most bytes that a thread of a kernel in an object keeps outside registers."""
+        parts = read_report(compiled.read_bytes())
+        return max((int(part.get("spilled_bytes", 0)) for part in parts), default=0)
 
     def support_sources(self) -> Mapping[str, str]:
         """Modules that every kernel may import, and the host sources, by file name."""

@@ -60,7 +60,7 @@ class Floors:
     def step_ms(self) -> float:
         """The larger of: weights and cache once over the bandwidth; operations over the peak."""
         found = [self.launch(i) for i in range(len(self.bucket.launches))]
-        kept, flops = (sum(each[key] for each in found) for key in ("kept_bytes", "flops"))
+        kept, flops = (float(sum(each[k] for each in found)) for k in ("kept_bytes", "flops"))
         return max(kept / BANDWIDTH, flops / PEAK) * 1e3
 
     def _tokens(self) -> int:
