@@ -299,11 +299,11 @@ def main(folder: Path, results: Path | None) -> None:
             row["failed"] = str(error)[-400:]
             print(f"{label} FAILED: {row['failed']}", flush=True)
         report.append(row)
+        if results is not None:
+            facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+                     "cases": report}  # fmt: skip
+            results.write_text(json.dumps(facts, indent=1))
     print(f"total {time.time() - start:.1f} s")
-    if results is not None:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                 "cases": report}  # fmt: skip
-        results.write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":
