@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.runtime.artifact_files import read_manifest
+from tilewright.runtime.artifact_files import load_artifact, read_manifest
+from tilewright.runtime.errors import ArtifactError
 from tilewright.tools.artifact_facts import memory_facts
 
 from .conftest import Call
@@ -49,9 +50,11 @@ def test_an_artifact_of_a_configuration_has_all_but_weights(
     assert (bare.weights, bare.buckets) == (whole.weights, whole.buckets)
     assert bare.library == whole.library and (output / bare.library).exists()
     assert not (output / bare.weights_file).exists()
-    done = call("generate", output, "x")
-    want = f"artifact '{output}': has no weights: it was compiled from a configuration without them"
-    assert (done.code, done.err) == (1, f"error: {want}\n")
+    with pytest.raises(ArtifactError) as caught:
+        load_artifact(output)
+    assert str(caught.value) == (
+        f"artifact '{output}': has no weights: it was compiled from a configuration without them"
+    )
 
 
 def test_tables(call: Call, model: Path) -> None:
