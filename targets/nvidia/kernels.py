@@ -4,12 +4,14 @@ contract.py has those of contractions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+from tilewright.codegen.emit.cpp import row_extent
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
-from tilewright.graph.dims import evaluate
+from tilewright.graph.dims import evaluate, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.targets.nvidia.contract import SECTION
 from tilewright.targets.nvidia.index import accepts_select, select_schedules, select_scratch
@@ -30,8 +32,26 @@ def accepts_row(body: Graph) -> str | None:
     return None
 
 
+_NARROW, _WIDE = 256, 2048  # elements of a row
+
+
 def row_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    return tuple(Schedule.of(warps=w) for w in (4, 2, 8, 1))
+    """Wide rows want many warps: the code of each is shorter, and few rows run it once."""
+    widest = _widest(body)
+    order = (8, 16, 4, 32)
+    if widest < _WIDE:
+        order = (4, 8, 2, 1) if widest > _NARROW else (2, 1, 4, 8)
+    return tuple(Schedule.of(warps=w) for w in order)
+
+
+def _widest(body: Graph) -> int:
+    """The most elements that a value of a body has in one row."""
+    rows, found = row_extent(body), 1
+    for value in (*body.node, *(i.name for i in body.inputs)):
+        shape = body.type_of(value).shape
+        if shape and shape[0] == rows and not symbols_of(list(shape[1:])):
+            found = max(found, math.prod(int(d) for d in shape[1:]))
+    return found
 
 
 def _up(num_bytes: int) -> int:

@@ -28,6 +28,7 @@ from tilewright.models.registry import family_of
 
 ROWS = 9
 ROWS_TIMED = (1, 32, 128, 1024, 4096)
+LIMITS = Limits(max_tokens=4096, max_requests=4096, max_logit_rows=4096, max_context=1 << 17)
 SMALL: dict[str, Callable[[], Graph]] = {
     "ops exact": exact_graph, "ops append": append_graph, "ops close": close_graph,
     "v4": lambda: v4_graph(hc_sinkhorn_iters=4), "v41": lambda: v41_graph(hc_sinkhorn_iters=4),
@@ -53,9 +54,9 @@ def released(name: str) -> Graph:
     _, config = open_config(name)
     family = family_of(config)
     read: Any = family.read_config(config)
-    plain = family.build(name, read, Formats({}, BF16), Limits())
+    plain = family.build(name, read, Formats({}, BF16), LIMITS)
     stored = released_formats(config, plain, BF16)
-    return family.build(name, read, Formats(stored, BF16), Limits())
+    return family.build(name, read, Formats(stored, BF16), LIMITS)
 
 
 def _specs(body: Body) -> list[KernelSpec]:
