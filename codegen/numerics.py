@@ -16,6 +16,9 @@ from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, ElementType
 
+CODE_ATOMS = ("wgmma_e4m3", "mx")
+CODE_CHUNK = 32  # values of k of one instruction over codes, and of the smallest scaled group
+SPAN = 128  # values of k whose scales one word holds
 SEGMENT_UNIT = 256  # segments start at multiples of what one step of any schedule takes of k
 
 
@@ -49,9 +52,11 @@ def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]
     """Return the numerics `fast` mode may choose from per bucket; the first is the derived one."""
     first = derive(kind, body, target)
     found = [first]
-    if kind == "contract" and first.scale_order != "none":
+    if kind == "contract" and first.scale_order != "none" and first.atom == "fma":
         for order in ("dequantise", "factored")[: 1 + (len(_formats(body)) == 1)]:
             found.append(replace(first, scale_order=order))
+    if first.atom in CODE_ATOMS:
+        found.append(replace(first, atom=target.atom, chunk=0, scale_order=target.scale_order))
     if kind == "attend" and first.chunk == target.attend_chunk:
         found += [replace(first, chunk=c) for c in target.attend_chunks]
     return tuple(dict.fromkeys(found))
@@ -96,11 +101,44 @@ def _contract(body: Graph, target: Target) -> Numerics:
     # A matrix instruction takes scaled codes as they are, exact in bf16.
     if target.atom == "fma" and len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
+    if target.code_atom and _codes_meet_codes(body):
+        chunk = CODE_CHUNK if target.code_atom == "wgmma_e4m3" else 0
+        if chunk and all(d.block[1] % SPAN == 0 for d in _block_formats(body)):
+            chunk = SPAN
+        return Numerics(
+            atom=target.code_atom,
+            chunk=chunk,
+            lanes=target.lanes,
+            segments=_segments(body, target),
+            scale_order="factored",
+        )
     return Numerics(
         atom=target.atom,
         lanes=target.lanes,
         segments=_segments(body, target),
         scale_order=order if grouped else "none",
+    )
+
+
+def _block_formats(body: Graph) -> list[BlockFormat]:
+    """Quantised formats of the operands of all products."""
+    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    types = [body.type_of(i).dtype for n in anchors for i in n.inputs[:2]]
+    return [t for t in types if isinstance(t, BlockFormat)]
+
+
+def _codes_meet_codes(body: Graph) -> bool:
+    """Say whether every product is of fp8 rows with matrices of one float format, and all scales
+    are powers of two of whole groups: then codes are multiplied as they are."""
+    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    rows, matrices = ([body.type_of(n.inputs[i]).dtype for n in anchors] for i in (0, 1))
+    found = _block_formats(body)
+    return (
+        len(found) == 2 * len(anchors)
+        and all(t.scale.name == "ue8m0" and not t.tail for t in found)
+        and all(t.code.is_float and t.block[1] % CODE_CHUNK == 0 for t in found)
+        and all(t.name == "fp8_e4m3" and t.block[0] == 1 for t in rows if isinstance(t, BlockFormat))
+        and len({t.code for t in matrices if isinstance(t, BlockFormat)}) == 1
     )
 
 

@@ -105,6 +105,7 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
+    code_atom: str = ""  # of products of float codes with float codes, where there is one
     tuned: str = ""
     full_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
 from tilewright.codegen.pack_gpu import refuses_format
-from tilewright.codegen.pack_words import WORD_LAYOUTS
+from tilewright.codegen.pack_tiles import TILE_BITS
 from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
@@ -102,7 +102,7 @@ def _plain(body: Graph, anchors: list[Node]) -> bool:
 
 
 def _few_up_to(body: Graph, anchors: list[Node]) -> int:
-    integer = any(f.name not in WORD_LAYOUTS for f in _formats(body, anchors))
+    integer = any(f.name not in TILE_BITS for f in _formats(body, anchors))
     return 128 if integer else 32
 
 
@@ -113,17 +113,12 @@ def _tiles(
     formats = _formats(body, anchors)
     if _plain(body, anchors):
         return _FP32
-    if any(f.name not in WORD_LAYOUTS for f in formats):
+    if any(f.name not in TILE_BITS for f in formats):
         return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
-        narrow, many = _FEW_WORDS, _MANY_WORDS
-        if len(sections_of(body, anchors)) < len(anchors):
-            many = _MANY_PAIRS if segments == 1 else _MANY_PAIRS[:-3]
-            narrow = [tile for tile in narrow if tile[1] <= 16 * tile[3]]
-        if len(formats) < len(anchors):  # rows are the left operand of plain values: 16 or more
-            narrow = [tile for tile in narrow if tile[0] >= 16]
-        # To decode a tile's weights takes as long as to multiply them with some 32 rows.
-        return sorted([*narrow, *many], key=lambda tile: -(-meets // tile[0]) * (32 + tile[0]))
+        least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
+        tiles = [tile for tile in _TILES if tile[0] >= least]
+        return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
     if few:
         return [*_FEW, *_MANY]
     # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
@@ -151,29 +146,14 @@ _FEW_CODES: list[_Tile] = [
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
 ]  # fmt: skip
-# Steps are spans, whatever `bk` says, of words that are dealt out in order. Narrow tiles of one or
-# two warps meet the matrix instruction of warps, which keeps them waiting less than that of groups.
-_FEW_WORDS: list[_Tile] = [
+# Steps are spans, whatever `bk` says. 64 columns or more on four warps for each 64 of them: tiles of
+# float codes meet the matrix instruction of groups of warps, in every schedule.
+_TILES: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
-        (8, 32, 2, 5), (8, 64, 2, 4), (8, 16, 1, 5), (8, 64, 4, 4), (8, 128, 8, 3),
-        (16, 32, 2, 5), (16, 64, 2, 4), (16, 64, 4, 4), (16, 16, 1, 5), (16, 128, 4, 3),
-    )
-]  # fmt: skip
-_MANY_WORDS: list[_Tile] = [
-    (bm, bn, 128, warps, stages)
-    for bm, bn, warps, stages in (
-        (128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (64, 64, 8, 3),
-        (64, 64, 4, 2), (32, 64, 4, 3), (32, 128, 4, 3),
-    )
-]  # fmt: skip
-# Sums of two weights are more than registers hold of wide tiles (or of 32 columns a
-# warp), and with sums of segments beside them more than they hold of the last three.
-_MANY_PAIRS: list[_Tile] = [
-    (bm, bn, 128, warps, stages)
-    for bm, bn, warps, stages in (
-        (64, 64, 8, 2), (32, 64, 4, 3), (32, 128, 8, 2), (32, 64, 4, 2), (64, 128, 8, 2),
-        (64, 64, 4, 2), (128, 64, 8, 2), (32, 128, 4, 2),
+        (8, 64, 4, 4), (8, 128, 4, 3), (8, 64, 4, 3), (8, 128, 8, 3), (16, 64, 4, 4),
+        (16, 128, 4, 3), (32, 64, 4, 3), (32, 128, 8, 3), (64, 64, 4, 3), (64, 128, 8, 3),
+        (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2),
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.
@@ -188,7 +168,7 @@ def contract_scratch(
     body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
 ) -> int:
     """Bytes of the rows a prologue makes, the lists of routed rows, and the sums of segments."""
-    parts = workspace_parts(body, numerics.segments, schedule)
+    parts = workspace_parts(body, numerics, schedule)
     sizes = [evaluate(from_json(size), bounds) for _, size in parts.values()]
     return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
 
