@@ -161,8 +161,13 @@ def _segments(body: Graph, target: Target) -> int:
         columns += int(product(first.type.shape[1:]))
     # Products in fp32 are taken by the plain cores: a unit of them is worth a program.
     plain = any(body.type_of(i).dtype.name in ("f32", "f16") for n in anchors for i in n.inputs[:2])
+    full = target.full_columns
+    if target.code_atom and _codes_meet_codes(body):
+        full = target.full_code_columns
+    elif all(t.name == "bf16" for t in _formats(body)) and not plain:
+        full = target.full_value_columns or full
     segments = 1
-    while columns * segments * 2 <= target.full_columns:
+    while columns * segments * 2 <= full:
         if k < (segments * 2 if plain else max(segments * 4, 8)) * SEGMENT_UNIT:
             break
         segments *= 2

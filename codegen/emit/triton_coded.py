@@ -15,15 +15,15 @@ from tilewright.graph.types import BlockFormat
 UNIT = 32  # values of k that a scale's byte is for
 
 
-@dataclass(frozen=True, kw_only=False)
+@dataclass(frozen=True)
 class CodedRows:
-    """Pointers to codes [rows, k] and to bytes of scales [rows, scale_bytes]; `paired`: codes lie
-    in the order in which pairs of fp4 codes do."""
+    """Pointers to codes [rows, k] and to bytes of scales [k / 128, rows, 4]; `num_rows`: the text
+    of that number; `paired`: codes lie in the order in which pairs of fp4 codes do."""
 
     codes: str
     scales: str
     k: int
-    scale_bytes: int
+    num_rows: str
     paired: bool = False
 
 
@@ -54,5 +54,5 @@ def _scale_bytes(c: Call, rows: CodedRows, row: str, scales: str, group: int) ->
     column = c.values.name(c.scope, "scale_at", at)
     used = -(-rows.k // UNIT)
     limit = f", mask={column} < {used}" if first + count * wide > used else ""
-    place = f"{rows.scales} + {row} * {rows.scale_bytes} + {column}"
+    place = f"{rows.scales} + tw_scale_place({column}, {row}, {rows.num_rows})"
     return [f"tl.store({place}, {byte}{limit})"]

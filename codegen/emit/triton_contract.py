@@ -28,6 +28,7 @@ from tilewright.codegen.emit.triton_route import (
     stacked,
 )
 from tilewright.codegen.emit.triton_rows import RowPrinter
+from tilewright.codegen.emit.triton_stream import stream_launch, stream_texts
 from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
 from tilewright.codegen.emit.triton_weights import matrix_strides
 from tilewright.codegen.numerics import CODE_ATOMS, segment_length
@@ -76,6 +77,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     k, cast = constant(body.type_of(value).shape[-1]), operand_type(body, anchors)
     return {
         "coded": coded,
+        "stream": stream_texts(spec, anchors, sections) if schedule.get("stream") else None,
         "parameters": parameters(spec, launches[-1]),
         "prologue_parameters": parameters(spec, launches[0]),
         "prologue": prologue,
@@ -109,12 +111,14 @@ def _coded(spec: KernelSpec, anchors: list[Node]) -> Mapping[str, Any] | None:
     k = constant(type_.shape[-1])
     # Pairs of fp4 codes are neighbours in the order of k where a unit takes them as they are.
     paired = spec.numerics.atom == "mx" and TILE_BITS[weight.dtype.name] == 4
-    rows = CodedRows("codes", "code_bytes", k, spans(k) * 4, paired=paired)
+    num_rows = _text(_source_rows(body, anchors[0]))
+    rows = CodedRows("codes", "code_bytes", k, num_rows, paired=paired)
     return {
         "atom": spec.numerics.atom,
         "chunk": spec.numerics.chunk,
         "k": k,
         "spans": spans(k),
+        "num_rows": num_rows,
         "group": type_.dtype.block[1],
         "paired": paired,
         "rows": rows,
@@ -181,6 +185,12 @@ def _launches(
     """Kernels after the prologue, in order."""
     schedule = spec.schedule.values
     first = anchors[0]
+    if schedule.get("stream"):
+        found = [stream_launch(spec, anchors, work)]
+        if schedule["split"]:
+            columns = sections[-1]["combine_stop"]
+            found.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
+        return found
     launches = route_launches(spec.body, first, schedule, work)
     split = bool(schedule["split"])
     row_blocks: DimJson = ["ceildiv", to_json(first.type.shape[0]), schedule["bm"]]

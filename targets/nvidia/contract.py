@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
 from tilewright.codegen.pack_gpu import refuses_format
-from tilewright.codegen.pack_tiles import TILE_BITS
+from tilewright.codegen.pack_tiles import SPAN, TILE_BITS
 from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
@@ -64,6 +64,7 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         meets = -(-rows * slots // matrices)
     few = meets <= _few_up_to(body, anchors)
     ordered = _tiles(body, anchors, numerics.segments, meets, few=few)
+    streamed = _streams(body, anchors, numerics, rows)
     found = [
         Schedule.of(
             bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
@@ -72,7 +73,39 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         for split, listed in _forms(first, numerics, rows, few=few, plain=_plain(body, anchors))
         for bm, bn, bk, warps, stages in ordered
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys([*streamed, *found] if rows > _STREAM_ROWS else [*found, *streamed]))
+
+
+_STREAM_ROWS = 16
+# Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.
+_STREAMS = ((128, 128, 6), (64, 256, 5), (128, 128, 4), (64, 256, 3))
+
+
+def _streams(
+    body: Graph, anchors: list[Node], numerics: Numerics, rows: int
+) -> list[Schedule]:
+    """Tiles that the copy engine brings, for rows of fp8 codes and weights with a scale for 32 rows
+    of a whole number of spans. Segments lie beside each other."""
+    formats = _formats(body, anchors)
+    k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
+    fits = (
+        numerics.atom == "wgmma_e4m3"
+        and k % SPAN == 0
+        and all(n.op == "linear" for n in anchors)
+        and all(f.name == "fp8_e4m3" and f.block[0] % 32 == 0 for f in formats)
+    )
+    if not fits:
+        return []
+    alone = len(sections_of(body, anchors)) == len(anchors)
+    splits = [1] if not alone else [0] if numerics.segments == 1 else [1, 0] if rows <= 64 else [0]
+    tiles = sorted(_STREAMS, key=lambda tile: tile[0] == 128) if rows <= 64 else _STREAMS
+    return [
+        Schedule.of(bm=bm, bn=bn, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
+                    listed=0, stream=1)
+        for split in splits
+        for bm, bn, stages in tiles
+        if split or numerics.segments == 1 or stages < 5  # sums of segments take memory of stages
+    ]  # fmt: skip
 
 
 def _forms(

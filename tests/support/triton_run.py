@@ -84,6 +84,9 @@ def _wide(operand: Any) -> Any:
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
+    if operand.dtype.scalar == tl.float8e4nv:
+        codes = torch.from_numpy(np.ascontiguousarray(operand.data))
+        return TensorHandle(codes.view(torch.float8_e4m3fn).float().numpy(), tl.float32)
     if operand.dtype.scalar != tl.bfloat16:
         return operand
     bits = operand.data.astype(np.uint32) << 16
