@@ -131,14 +131,15 @@ def _codes_meet_codes(body: Graph) -> bool:
     """Say whether every product is of fp8 rows with matrices of one float format, and all scales
     are powers of two of whole groups: then codes are multiplied as they are."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
-    rows, matrices = ([body.type_of(n.inputs[i]).dtype for n in anchors] for i in (0, 1))
+    types = [[body.type_of(n.inputs[i]).dtype for n in anchors] for i in (0, 1)]
+    rows, matrices = ([t for t in found if isinstance(t, BlockFormat)] for found in types)
     found = _block_formats(body)
     return (
         len(found) == 2 * len(anchors)
         and all(t.scale.name == "ue8m0" and not t.tail for t in found)
         and all(t.code.is_float and t.block[1] % CODE_CHUNK == 0 for t in found)
-        and all(t.name == "fp8_e4m3" and t.block[0] == 1 for t in rows if isinstance(t, BlockFormat))
-        and len({t.code for t in matrices if isinstance(t, BlockFormat)}) == 1
+        and all(t.name == "fp8_e4m3" and t.block[0] == 1 for t in rows)
+        and len({t.code for t in matrices}) == 1
     )
 
 

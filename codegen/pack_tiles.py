@@ -1,8 +1,8 @@
 """Pack fp8 (e4m3) and fp4 (e2m1) weights with power-of-two scales for GPU kernels, and back.
 
 A tile is 64 rows of 128 values of k, [panel, span, 64 rows, bytes]: fp8 codes as they are; of fp4
-codes each group of 32 takes 16 bytes, byte j holding k = j (low nibble) and k = j + 16, so that what
-a register holds of either nibble is a row of neighbours. After the tiles, 256-byte aligned, the
+codes each group of 32 takes 16 bytes, byte j holding k = j (low nibble) and k = j + 16, so that
+what a register holds of either nibble are neighbours. After the tiles, 256-byte aligned, the
 scales: a ue8m0 byte per row and group of 32, [panel, span, 64 rows, 4]. Absent rows and values of k
 are zeros. A stack of matrices is one after the other.
 """

@@ -28,7 +28,7 @@ from tilewright.codegen.emit.triton_route import (
     stacked,
 )
 from tilewright.codegen.emit.triton_rows import RowPrinter
-from tilewright.codegen.emit.triton_stream import stream_launch, stream_texts
+from tilewright.codegen.emit.triton_stream import stream_launch, stream_texts, tiles_launch
 from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
 from tilewright.codegen.emit.triton_weights import matrix_strides
 from tilewright.codegen.numerics import CODE_ATOMS, segment_length
@@ -186,6 +186,10 @@ def _launches(
     schedule = spec.schedule.values
     first = anchors[0]
     if schedule.get("stream"):
+        if spec.numerics.atom not in CODE_ATOMS:
+            value = first.inputs[0]
+            made = [p for p in work if p.name == "activation"]
+            return [tiles_launch(spec, anchors, (made or [Pointer(value, value, "bf16")])[0], work)]
         found = [stream_launch(spec, anchors, work)]
         if schedule["split"]:
             columns = sections[-1]["combine_stop"]

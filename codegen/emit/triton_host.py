@@ -93,7 +93,7 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
             f'        "kernel": {launch.kernel},',
             f'        "grid": {list(launch.grid)!r},',
             f'        "pointers": {[(p.name, p.tensor, p.dtype, p.offset) for p in found]!r},',
-            f'        "descriptors": {[(d.name, d.dtype, d.box) for d in launch.descriptors]!r},',
+            f'        "descriptors": {[tuple(vars(d).values()) for d in launch.descriptors]!r},',
             f'        "ints": {list(int_names(spec.body))!r},',
             f'        "num_warps": {launch.num_warps},',
             f'        "num_stages": {launch.num_stages},',

@@ -1,5 +1,5 @@
-"""Contractions over fp8 codes as a stream of tiles: the launch with its descriptors, and the texts of
-the kernel, whose functions are in templates/triton/tw_stream.triton.
+"""Contractions as streams of tiles: launches with their descriptors, and the texts of the kernel
+over fp8 codes, whose functions are in templates/triton/tw_stream.triton.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import Descriptor, Launch, Pointer
-from tilewright.codegen.numerics import segment_length
+from tilewright.codegen.numerics import CODE_ATOMS, segment_length
 from tilewright.codegen.pack_tiles import SPAN, TILE_ROWS, spans
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Node
@@ -41,6 +41,24 @@ def stream_launch(spec: KernelSpec, anchors: list[Node], work: tuple[Pointer, ..
     return Launch("contract", grid, 4, 2, work, tuple(found))
 
 
+def tiles_launch(
+    spec: KernelSpec, anchors: list[Node], activation: Pointer, work: tuple[Pointer, ...]
+) -> Launch:
+    """Return the launch of plain values by tiles of both operands, one program a core."""
+    schedule = spec.schedule.values
+    rows, k, n = to_json(anchors[0].type.shape[0]), _row_length(spec, anchors), _columns(anchors[0])
+    bm, bn, bk = (schedule[name] for name in ("bm", "bn", "bk"))
+    tensor, offset = activation.tensor, activation.offset
+    found = [Descriptor("row_tiles", tensor, "bf16", offset, rows, k, (bm, bk))]
+    found += [
+        Descriptor(f"tiles{i}", a.inputs[1], "bf16", 0, n, k, (bn, bk))
+        for i, a in enumerate(anchors)
+    ]
+    tiles: DimJson = ["mul", ["ceildiv", rows, bm], -(-n // bn)]
+    grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, PROGRAMS], 1, 1)
+    return Launch("contract", grid, schedule["warps"], schedule["stages"], work, tuple(found))
+
+
 def stream_texts(
     spec: KernelSpec, anchors: list[Node], sections: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any]:
@@ -66,6 +84,7 @@ def stream_texts(
         )  # fmt: skip
         start = stop
     return {
+        "coded": spec.numerics.atom in CODE_ATOMS,
         "names": ", ".join(["row_tiles", *(c["tiles"] for c in columns)]),
         "columns": columns,
         "blocks": start,

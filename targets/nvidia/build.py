@@ -61,7 +61,7 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
     from triton.compiler import ASTSource
 
     tiled = launch["kernel"].is_gluon()
-    signature = {d[0]: descriptor_type(*d, tiled=tiled) for d in launch["descriptors"]}
+    signature = {d[0]: descriptor_type(d[2], d[-1], tiled=tiled) for d in launch["descriptors"]}
     first = len(signature)
     signature |= {name: f"*{dtype}" for name, _, dtype, _ in launch["pointers"]}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(first, len(signature))}
@@ -80,7 +80,7 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def descriptor_type(name: str, dtype: str, box: tuple[int, int], *, tiled: bool) -> str:
+def descriptor_type(dtype: str, box: tuple[int, int], *, tiled: bool) -> str:
     """Return the type of a descriptor argument; a kernel that names its layouts needs that of the
     tiles too."""
     shape = f"{dtype}[{box[0]}, {box[1]}]"
@@ -96,9 +96,11 @@ def descriptor_type(name: str, dtype: str, box: tuple[int, int], *, tiled: bool)
 def check_descriptors(name: str, launch: Mapping[str, Any], metadata: Any) -> None:
     """The host describes matrices as the kernel expects them; raise ValueError where not."""
     found = getattr(metadata, "tensordesc_meta", None) or []
-    for (label, _, box), meta in zip(launch["descriptors"], found, strict=True):
-        if meta["swizzle"] != 3 or tuple(meta["block_size"]) != tuple(box):
-            raise ValueError(f"'{name}': tiles of '{label}' are not as the host says: got {meta}")
+    for described, meta in zip(launch["descriptors"], found, strict=True):
+        if meta["swizzle"] != 3 or tuple(meta["block_size"]) != tuple(described[-1]):
+            raise ValueError(
+                f"'{name}': tiles of '{described[0]}' are not what the host describes: got {meta}"
+            )
 
 
 def threads_of(made: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
+from tilewright.codegen.numerics import CODE_ATOMS
 from tilewright.codegen.pack_gpu import refuses_format
 from tilewright.codegen.pack_tiles import SPAN, TILE_BITS
 from tilewright.codegen.sections import sections_of
@@ -65,6 +66,7 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
     few = meets <= _few_up_to(body, anchors)
     ordered = _tiles(body, anchors, numerics.segments, meets, few=few)
     streamed = _streams(body, anchors, numerics, rows)
+    least = 32 if numerics.atom in CODE_ATOMS else 256
     found = [
         Schedule.of(
             bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
@@ -73,10 +75,9 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         for split, listed in _forms(first, numerics, rows, few=few, plain=_plain(body, anchors))
         for bm, bn, bk, warps, stages in ordered
     ]
-    return tuple(dict.fromkeys([*streamed, *found] if rows > _STREAM_ROWS else [*found, *streamed]))
+    return tuple(dict.fromkeys([*streamed, *found] if rows >= least else [*found, *streamed]))
 
 
-_STREAM_ROWS = 16
 # Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.
 _STREAMS = ((128, 128, 6), (64, 256, 5), (128, 128, 4), (64, 256, 3))
 
@@ -87,6 +88,8 @@ def _streams(
     """Tiles that the copy engine brings, for rows of fp8 codes and weights with a scale for 32 rows
     of a whole number of spans. Segments lie beside each other."""
     formats = _formats(body, anchors)
+    if not formats:
+        return _plain_streams(body, anchors, numerics)
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
     fits = (
         numerics.atom == "wgmma_e4m3"
@@ -105,6 +108,31 @@ def _streams(
         for split in splits
         for bm, bn, stages in tiles
         if split or numerics.segments == 1 or stages < 5  # sums of segments take memory of stages
+    ]  # fmt: skip
+
+
+_PLAIN_STREAMS = ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 8, 4))
+_PAIR_STREAMS = ((128, 128, 64, 8, 4), (128, 64, 64, 4, 4), (128, 128, 64, 8, 3))
+
+
+def _plain_streams(body: Graph, anchors: list[Node], numerics: Numerics) -> list[Schedule]:
+    """The same of bf16 rows and weights, of sums that are not cut and meet in one epilogue."""
+    types = [body.type_of(i) for n in anchors for i in n.inputs[:2]]
+    fits = (
+        numerics.segments == 1
+        and all(t.dtype.name == "bf16" and int(t.shape[-1]) % 8 == 0 for t in types)
+        and all(n.op == "linear" for n in anchors)
+        and len(sections_of(body, anchors)) == 1
+        and len(anchors) <= 2
+    )
+    # On their way out fp32 results of a wide tile take as much memory as its stages.
+    narrow = len(anchors) > 1 or any(body.type_of(v).dtype.name == "f32" for _, v in body.outputs)
+    tiles = _PAIR_STREAMS if narrow else _PLAIN_STREAMS
+    return [
+        Schedule.of(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=0,
+                    listed=0, stream=1)
+        for bm, bn, bk, warps, stages in tiles
+        if fits
     ]  # fmt: skip
 
 
@@ -179,8 +207,8 @@ _FEW_CODES: list[_Tile] = [
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
 ]  # fmt: skip
-# Steps are spans, whatever `bk` says. 64 columns or more on four warps for each 64 of them: tiles of
-# float codes meet the matrix instruction of groups of warps, in every schedule.
+# Steps are spans, whatever `bk` says. With 64 columns or more, on four warps or eight, float
+# codes meet the matrix instruction of groups of warps in every schedule.
 _TILES: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (

@@ -116,10 +116,23 @@ def load(text: str, name: str, folder: Path) -> Any:
         sys.path.remove(str(folder))
 
 
+def _described(
+    arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int], name: str, tensor: str,
+    dtype: str, offset: Any, rows: Any, cols: int, box: tuple[int, int],
+) -> Any:  # fmt: skip
+    """What the host makes of a matrix that is loaded by tiles."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    kind, count = _DTYPES[dtype], evaluate(rows, ints) * cols
+    raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
+    matrix = raw[: count * kind.itemsize].view(kind).reshape(-1, cols)
+    return TensorDescriptor(matrix, list(matrix.shape), [cols, 1], list(box))
+
+
 def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int]) -> None:
     """Run every launch of a source on tensors by name; `workspace` among them where needed."""
     for launch in module.LAUNCHES:
-        pointers = []
+        pointers = [_described(arguments, ints, *d) for d in launch["descriptors"]]
         for _, tensor, dtype, offset in launch["pointers"]:
             raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
             size = _DTYPES[dtype].itemsize
