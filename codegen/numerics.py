@@ -151,9 +151,11 @@ def segment_length(k: int, segments: int) -> int:
 def _segments(body: Graph, target: Target) -> int:
     """Parts of K for as many sums as fill the chip when there is one row: a power of two, each of
     at least two units, or one of fp32 products. Short sums are not worth the kernel that adds
-    their parts, and experts have sums enough: those of every slot."""
+    their parts. Experts have sums of every slot; those of codes, whose groups are added one after
+    the other, are cut all the same."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
-    if anchors[0].op == "expert_linear":
+    coded = bool(target.code_atom) and _codes_meet_codes(body)
+    if anchors[0].op == "expert_linear" and not coded:
         return 1
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
     columns = 0  # of products that meet, those of one count
@@ -163,8 +165,8 @@ def _segments(body: Graph, target: Target) -> int:
     # Products in fp32 are taken by the plain cores: a unit of them is worth a program.
     plain = any(body.type_of(i).dtype.name in ("f32", "f16") for n in anchors for i in n.inputs[:2])
     full = target.full_columns
-    if target.code_atom and _codes_meet_codes(body):
-        full = target.full_code_columns
+    if coded:
+        full = target.full_code_columns * (4 if anchors[0].op == "expert_linear" else 1)
     elif all(t.name == "bf16" for t in _formats(body)) and not plain:
         full = target.full_value_columns or full
     segments = 1

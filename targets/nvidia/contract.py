@@ -47,6 +47,7 @@ def _refuses_stack(body: Graph, node: Node, anchors: list[Node]) -> str | None:
 
 
 _LED_ROWS = 256
+_FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 # Rows, columns, values of k of a tile; warps; stages of its loads.
 _Tile = tuple[int, int, int, int, int]
 
@@ -64,6 +65,8 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         slots, matrices = int(first.type.shape[1]), int(body.type_of(first.inputs[1]).shape[0])
         meets = -(-rows * slots // matrices)
     few = meets <= _few_up_to(body, anchors)
+    if first.op == "expert_linear":
+        few = few and rows * slots <= _FEW_SLOTS
     ordered = _tiles(body, anchors, numerics.segments, meets, few=few)
     streamed = _streams(body, anchors, numerics, rows)
     least = 32 if numerics.atom in CODE_ATOMS else 256

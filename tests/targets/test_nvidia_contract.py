@@ -64,8 +64,8 @@ def test_schedules_are_many_and_numerics_are_theirs_all(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "segments", "length"),
     [("fp8", 8, 768), ("fp8 128", 2, 2048), ("bf16 wide", 1, 4096), ("q4_1", 8, 512),
-     ("f32", 64, 512), ("experts", 1, 5120),
-     ("experts w2", 1, 2304), ("groups", 4, 1024), ("groups bf16", 1, 256)],
+     ("f32", 64, 512), ("experts", 4, 1280),
+     ("experts w2", 2, 1152), ("groups", 4, 1024), ("groups bf16", 1, 256)],
 )  # fmt: skip
 def test_segments_are_as_many_as_fill_the_chip(name: str, segments: int, length: int) -> None:
     found = specs(name, "sm90", 1)[0]
