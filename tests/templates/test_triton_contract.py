@@ -80,6 +80,17 @@ def test_codes_of_both_group_sizes(stored: str, k: int, tmp_path: Path) -> None:
     close(case, run(spec, case, tmp_path))
 
 
+@pytest.mark.parametrize(("stored", "k"), [("fp8", 160), ("fp8_128", 256), ("fp4", 288)])
+def test_scales_that_enter_the_matrix_unit(stored: str, k: int, tmp_path: Path) -> None:
+    """What SM100 has: fp4 codes lie in pairs, and so do the rows that meet them."""
+    spec = spec_of(linear([(stored, 72)], k), bn=64, bm=8)
+    mx = derive("contract", spec.body, resolve("sm100")[0])
+    assert mx.atom == "mx"
+    spec = replace(spec, numerics=replace(mx, segments=1))
+    case = make_case(spec, {"tokens": 5}, seed=6)
+    close(case, run(spec, case, tmp_path))
+
+
 def test_values_decoded_to_bf16_give_the_same_sums(tmp_path: Path) -> None:
     """What `fast` mode may choose instead of products of codes."""
     spec = spec_of(linear([("fp8", 72)], 160), bn=64, bm=16)
