@@ -13,7 +13,13 @@ from tilewright.graph.dims import evaluate
 from tilewright.graph.ops import Kind, op_def
 from tilewright.targets.nvidia.contract import SECTION
 from tilewright.targets.nvidia.index import accepts_select, select_schedules, select_scratch
-from tilewright.targets.nvidia.latent import accepts_latent, latent_schedules, latent_scratch
+from tilewright.targets.nvidia.latent import (
+    accepts_hopper,
+    accepts_latent,
+    hopper_schedules,
+    latent_schedules,
+    latent_scratch,
+)
 
 
 def _anchors(body: Graph, kind: Kind) -> list[Node]:
@@ -102,6 +108,9 @@ ATTEND = KernelTemplate(
 )
 LATENT = KernelTemplate(
     "latent", "attend", "triton/latent.py.j2", accepts_latent, latent_schedules, latent_scratch
+)
+LATENT_HOPPER = KernelTemplate(
+    "latent_hopper", "attend", "cuda/latent.cu.j2", accepts_hopper, hopper_schedules, latent_scratch
 )
 SELECT = KernelTemplate(
     "select", "select", "triton/select.py.j2", accepts_select, select_schedules, select_scratch
