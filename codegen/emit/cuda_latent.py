@@ -56,11 +56,12 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
         "positions": positions,
         "request_rows": request_rows,
         "sink": sink,
+        "launches": launches,
         "images": [
             {
                 "kernel": launch.kernel,
                 "threads": threads.get(launch.kernel, THREADS),
-                "shared": 0 if launch.kernel in threads else SHARED_BYTES,
+                "shared": 64 if launch.kernel in threads else SHARED_BYTES,
             }
             for launch in launches
         ],
