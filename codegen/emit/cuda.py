@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilewright.codegen.emit.cpp import environment
+from tilewright.codegen.emit.cuda_index import index
 from tilewright.codegen.emit.cuda_latent import latent
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
@@ -16,11 +17,14 @@ from tilewright.codegen.target import KernelTemplate
 
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec."""
-    build = _TEXTS[template.path]
-    text = environment().get_template(template.path).render(name=spec.symbol, **build(spec))
+    texts = TEXTS[template.path](spec)
+    text = environment().get_template(template.path).render(name=spec.symbol, **texts)
     # Symbols of an object must not meet those of another.
     text = text.replace("TW_LAUNCH(", f"TW_LAUNCH({spec.symbol}_")
     return KernelSource(spec.symbol, "cuda", text)
 
 
-_TEXTS: Mapping[str, Callable[[KernelSpec], Mapping[str, Any]]] = {"cuda/latent.cu.j2": latent}
+TEXTS: Mapping[str, Callable[[KernelSpec], Mapping[str, Any]]] = {
+    "cuda/latent.cu.j2": latent,
+    "cuda/select.cu.j2": index,
+}

@@ -154,9 +154,10 @@ def _launches(anchor: Node, units: DimJson, split: bool) -> tuple[list[Launch], 
 def _parameters(spec: KernelSpec, launch: Launch) -> str:
     """Return the parameters of every kernel: what the body writes, then what it reads."""
     written = {value for _, value in spec.body.outputs} | {p.name for p in launch.pointers}
-    found = [_parameter(p, p.name in written) for p in (*pointers(spec), *launch.pointers)]
+    found = [parameter(p, p.name in written) for p in (*pointers(spec), *launch.pointers)]
     return ", ".join([*found, *(f"int {name}" for name in int_names(spec.body))])
 
 
-def _parameter(pointer: Pointer, written: bool) -> str:
+def parameter(pointer: Pointer, written: bool) -> str:
+    """Return one parameter of a kernel."""
     return f"{'' if written else 'const '}{_TYPES[pointer.dtype]}* {pointer.name}"

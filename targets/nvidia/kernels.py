@@ -12,6 +12,7 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate
 from tilewright.graph.ops import Kind, op_def
 from tilewright.targets.nvidia.contract import SECTION
+from tilewright.targets.nvidia import index
 from tilewright.targets.nvidia.index import accepts_select, select_schedules, select_scratch
 from tilewright.targets.nvidia.latent import (
     accepts_hopper,
@@ -115,4 +116,8 @@ LATENT_HOPPER = KernelTemplate(
 SELECT = KernelTemplate(
     "select", "select", "triton/select.py.j2", accepts_select, select_schedules, select_scratch
 )
+SELECT_HOPPER = KernelTemplate(
+    "select_hopper", "select", "cuda/select.cu.j2",
+    index.accepts_hopper, index.hopper_schedules, index.hopper_scratch,
+)  # fmt: skip
 ROW = KernelTemplate("row", "row", "triton/row.py.j2", accepts_row, row_schedules, no_scratch)

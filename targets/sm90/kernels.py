@@ -1,6 +1,13 @@
 """Kernel table of the chip: templates in order of preference."""
 
 from tilewright.targets.nvidia.contract import CONTRACT
-from tilewright.targets.nvidia.kernels import ATTEND, LATENT, LATENT_HOPPER, ROW, SELECT
+from tilewright.targets.nvidia.kernels import (
+    ATTEND,
+    LATENT,
+    LATENT_HOPPER,
+    ROW,
+    SELECT,
+    SELECT_HOPPER,
+)
 
-KERNELS = (CONTRACT, ATTEND, LATENT_HOPPER, LATENT, SELECT, ROW)
+KERNELS = (CONTRACT, ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW)

@@ -11,13 +11,12 @@
 #define TW_TILE (8 * TW_PANEL)
 #define TW_AT_ONCE 2  // rows a warp has in flight
 
-// Bytes of a row and of its parts; bits of a code, columns of a scale.
+// Bits of a code, columns of codes and of a scale; where the scales of a row begin.
 template <int kBits, int kCoded, int kGroup, bool kE4m3>
 struct tw_format {
   static constexpr int bits = kBits, coded = kCoded, group = kGroup;
   static constexpr bool e4m3_scales = kE4m3;
   static constexpr int scale_at = kCoded * kBits / 8 + 2 * (512 - kCoded);
-  static constexpr int row_bytes = scale_at + (kCoded + kGroup - 1) / kGroup;
 };
 
 TW_DEVICE uint32_t tw_e4m3_pair(uint32_t x) {  // codes in the high bytes of both halves

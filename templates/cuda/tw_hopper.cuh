@@ -50,6 +50,10 @@ TW_DEVICE uint64_t tw_tile(uint32_t address, uint32_t lead) {
          (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+#define TW_REGS16(d)                                                                           \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),          \
+      "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),  \
+      "+f"(d[14]), "+f"(d[15])
 #define TW_REGS32(d)                                                                           \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),          \
       "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),  \
@@ -80,10 +84,32 @@ TW_DEVICE void tw_mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int ad
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
 }
 
+// d [64, heads] = a [64, 16] b [heads, 16]^T, plus d where `adds`; a in registers, 64 or 32 heads.
+TW_DEVICE void tw_score_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " TW_NAMES32
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      : TW_REGS32(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+TW_DEVICE void tw_score_rows(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+      ", {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+      : TW_REGS16(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
 TW_DEVICE void tw_fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TW_DEVICE void tw_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 TW_DEVICE void tw_finish(float (&d)[32]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" : TW_REGS32(d)::"memory");
+}
+TW_DEVICE void tw_finish(float (&d)[16]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : TW_REGS16(d)::"memory");
 }
 // What this thread stored to shared memory is seen by matrix products after the next barrier.
 TW_DEVICE void tw_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -107,6 +133,9 @@ TW_DEVICE void tw_store16(uint32_t address, uint4 x) {
 }
 TW_DEVICE void tw_store8(uint32_t address, uint2 x) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
+TW_DEVICE void tw_store4(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 TW_DEVICE uint4 tw_load16(uint32_t address) {
   uint4 x;

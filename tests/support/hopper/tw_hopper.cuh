@@ -83,6 +83,18 @@ static inline int __reduce_max_sync(uint32_t, int x) {
   return found;
 }
 
+static inline int __reduce_add_sync(uint32_t, int x) {
+  of_lanes[warp_id()][lane_id()] = x;
+  meet_warp();
+  int found = 0;
+  for (int i = 0; i < 32; ++i) found += (int)of_lanes[warp_id()][i];
+  meet_warp();
+  return found;
+}
+static inline int __shfl_up_sync(uint32_t, int x, int step) {
+  return exchanged(x, lane_id() < step ? lane_id() : lane_id() - step);
+}
+static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 template <class T>
 static T __ldg(const T* p) { T x; memcpy(&x, p, sizeof x); return x; }
 static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
@@ -165,7 +177,7 @@ static inline float by_columns(Tile t, int k, int n) {
   return swizzled(t.start + k / 8 * t.stride + k % 8 * 128 + n * 2);
 }
 
-static uint32_t of_threads[4][128][4];
+static uint32_t of_threads[8][128][4];
 static inline int row_of(int thread, int i) { return thread / 32 * 16 + thread % 32 / 4 + (i >> 1 & 1) * 8; }
 static inline int column_of(int thread, int i) { return (i >> 2) * 8 + thread % 4 * 2 + (i & 1); }
 
@@ -181,6 +193,25 @@ TW_DEVICE void tw_scores(float (&d)[32], uint64_t a, uint64_t b, int adds) {
   }
   meet_group();
 }
+static inline float a_value(const uint32_t (*of)[4], int row, int k) {
+  const uint32_t pair = of[row / 16 * 32 + row % 8 * 4 + k % 8 / 2][row / 8 % 2 + k / 8 * 2];
+  return of_bf16(pair >> 16 * (k & 1) & 0xFFFF);
+}
+template <int kCount>
+TW_DEVICE void tw_score_rows(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, int adds) {
+  const int thread = threadIdx.x % 128, group = warp_id() / 4;
+  memcpy(of_threads[group][thread], a, 16);
+  meet_group();
+  for (int i = 0; i < kCount; ++i) {
+    float sum = 0.0f;
+    for (int k = 0; k < 16; ++k) {
+      sum += a_value(of_threads[group], row_of(thread, i), k) *
+             by_rows(tile_of(b), column_of(thread, i), k);
+    }
+    d[i] = adds ? d[i] + sum : sum;
+  }
+  meet_group();
+}
 TW_DEVICE void tw_mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int adds) {
   const int thread = threadIdx.x % 128, group = warp_id() / 4;
   memcpy(of_threads[group][thread], a, 16);
@@ -189,9 +220,7 @@ TW_DEVICE void tw_mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int ad
     const int row = row_of(thread, i);
     float sum = 0.0f;
     for (int k = 0; k < 16; ++k) {
-      const int owner = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
-      const uint32_t pair = of_threads[group][owner][row / 8 % 2 + k / 8 * 2];
-      sum += of_bf16(pair >> 16 * (k & 1) & 0xFFFF) * by_columns(tile_of(b), k, column_of(thread, i));
+      sum += a_value(of_threads[group], row, k) * by_columns(tile_of(b), k, column_of(thread, i));
     }
     d[i] = adds ? d[i] + sum : sum;
   }
@@ -199,7 +228,8 @@ TW_DEVICE void tw_mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int ad
 }
 TW_DEVICE void tw_fence_registers() {}
 TW_DEVICE void tw_commit() {}
-TW_DEVICE void tw_finish(float (&)[32]) {}
+template <int kCount>
+TW_DEVICE void tw_finish(float (&)[kCount]) {}
 TW_DEVICE void tw_publish() {}
 
 TW_DEVICE uint32_t tw_pack(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
@@ -208,6 +238,7 @@ TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
 }
 TW_DEVICE void tw_store16(uint32_t address, uint4 x) { memcpy(memory + address, &x, 16); }
 TW_DEVICE void tw_store8(uint32_t address, uint2 x) { memcpy(memory + address, &x, 8); }
+TW_DEVICE void tw_store4(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
 TW_DEVICE uint4 tw_load16(uint32_t address) { uint4 x; memcpy(&x, memory + address, 16); return x; }
 TW_DEVICE void tw_prefetch(const void*) {}
 
