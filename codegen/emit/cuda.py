@@ -1,5 +1,5 @@
-"""Emitter for CUDA C++: kernels that need instructions Triton does not give. A source holds its kernels
-and, under `TW_HOST`, the host function that launches their embedded image.
+"""Emitter for CUDA C++: kernels that need instructions Triton does not give. A source holds its
+kernels and, under `TW_HOST`, the host function that launches their embedded image.
 """
 
 from __future__ import annotations

@@ -89,8 +89,9 @@ def _streams(node: Node) -> list[Mapping[str, Any]]:
 def _kernels(heads: int, streams: int, lists: bool) -> list[Mapping[str, Any]]:
     """Kernels in order: threads, shared bytes, and blocks; `spans` and `count` are the host's."""
     choose = {"threads": 1024, "shared": CHOICE_BYTES}
+    score = {"threads": 512, "shared": heads * WIDTH * 2}
     found: list[Mapping[str, Any]] = [
-        {"kernel": "score", "threads": 512, "shared": heads * WIDTH * 2, "grid": ("spans", "count")},
+        {"kernel": "score", **score, "grid": ("spans", "count")},
         {"kernel": "choose", **choose, "grid": ("count", str(streams))},
     ]
     first = {"kernel": "list_candidates", **choose, "grid": ("count", "1")}

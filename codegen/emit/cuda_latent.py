@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.codegen.arguments import int_names
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import (
     Launch,
@@ -15,7 +16,6 @@ from tilewright.codegen.emit.triton_host import (
     workspace_pointers,
 )
 from tilewright.codegen.emit.triton_paged import row_cells
-from tilewright.codegen.arguments import int_names
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node

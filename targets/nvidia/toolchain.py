@@ -1,5 +1,5 @@
-"""Triton and CUDA sources to one library: cubins by Triton in processes of their own and by nvcc, the
-host side by g++.
+"""Triton and CUDA sources to one library: cubins by Triton in processes of their own and by nvcc,
+the host side by g++.
 
 A GPU is needed neither to build nor to load, and the library needs neither Triton nor CUDA's
 toolkit where it runs: the driver only.

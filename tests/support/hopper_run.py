@@ -1,5 +1,5 @@
-"""Run a generated CUDA source on the CPU: its functions over PTX become those of hopper/tw_hopper.cuh,
-with a thread of this machine for each of a block's."""
+"""Run a generated CUDA source on the CPU: its functions over PTX become those of
+hopper/tw_hopper.cuh, with a thread of this machine for each of a block's."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ class HopperRun:
             kind = parameter.rpartition(" ")[0]
             passed.append(f"({kind})p[{i}]" if "*" in kind else f"(int)(intptr_t)p[{i}]")
         for image in self._variables["images"]:
+            kernel, threads = image["kernel"], image["threads"]
             lines.append(
-                f'extern "C" void run_{image["kernel"]}(void** p, const int* grid) {{ run_grid(grid, '
-                f'{image["threads"]}, [=] {{ {image["kernel"]}({", ".join(passed)}); }}); }}'
+                f'extern "C" void run_{kernel}(void** p, const int* grid) {{ '
+                f"run_grid(grid, {threads}, [=] {{ {kernel}({', '.join(passed)}); }}); }}"
             )
         return "\n".join(lines) + "\n"
 

@@ -1,5 +1,5 @@
-"""Selection for Hopper's matrix cores, on threads of this machine: exactly what the reference selects,
-in every schedule."""
+"""Selection for Hopper's matrix cores, on threads of this machine: exactly what the reference
+selects."""
 
 from __future__ import annotations
 
