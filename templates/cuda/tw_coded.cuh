@@ -9,7 +9,7 @@
 
 #define TW_PANEL 8192
 #define TW_TILE (8 * TW_PANEL)
-#define TW_AT_ONCE 2  // rows a warp has in flight
+#define TW_AHEAD 2  // rows a warp has in flight
 
 // Bits of a code, columns of codes and of a scale; where the scales of a row begin.
 template <int kBits, int kCoded, int kGroup, bool kE4m3>
@@ -50,80 +50,70 @@ TW_DEVICE uint32_t tw_scale_pair(uint32_t code) {
   return bits * 0x10001u;
 }
 
-// Eight columns of codes in flight: word `lane` and word 32 + `lane` of each row, and their scales.
+// One row in flight: words `lane` and 32 + `lane` of eight columns of codes, then the tail's second
+// half on eight lanes, and a scale, of which a lane holds that of its number.
 template <class Format>
-struct tw_words {
-  uint2 low[TW_AT_ONCE], high[TW_AT_ONCE], tail;
-  uint32_t low_scale[TW_AT_ONCE], high_scale[TW_AT_ONCE];
+struct tw_row {
+  uint2 low, high, tail;
+  uint32_t scale;
 
-  // Rows that are not there, at offset -1, are zeros.
-  __device__ __forceinline__ void load(const unsigned char* state, const int64_t* offsets, int row,
-                                       int lane) {
-#pragma unroll
-    for (int k = 0; k < TW_AT_ONCE; ++k) {
-      const int64_t at = offsets[row + k];
-      const unsigned char* from = state + at;
-      low[k] = high[k] = make_uint2(0, 0);
-      low_scale[k] = high_scale[k] = Format::e4m3_scales ? 56 : 127;
-      if (at >= 0) {
-        const unsigned char* scales = from + Format::scale_at;
-        if (Format::bits == 8) {
-          low[k] = __ldg((const uint2*)(from + lane * 8));
-          high[k] = __ldg((const uint2*)(from + 256 + lane * 8));
-        } else {
-          low[k].x = __ldg((const uint32_t*)(from + lane * 4));
-          high[k].x = __ldg((const uint32_t*)(from + 128 + lane * 4));
-        }
-        low_scale[k] = __ldg(scales + lane * 8 / Format::group);
-        high_scale[k] = __ldg(scales + (256 + lane * 8) / Format::group);
-      }
+  // A row that is not there, at offset -1, is zeros.
+  __device__ __forceinline__ void load(const unsigned char* state, int64_t at, int lane) {
+    low = high = tail = make_uint2(0, 0);
+    scale = Format::e4m3_scales ? 56 : 127;
+    if (at < 0) return;
+    const unsigned char* from = state + at;
+    if (Format::bits == 8) {
+      low = __ldg((const uint2*)from + lane);
+      high = __ldg((const uint2*)from + 32 + lane);
+    } else {
+      low.x = __ldg((const uint32_t*)from + lane);
+      high.x = __ldg((const uint32_t*)from + 32 + lane);
     }
-    if (Format::coded < 512) {  // a tail of 64 columns: its second half, eight lanes to a row
-      const int64_t at = lane < 8 * TW_AT_ONCE ? offsets[row + lane / 8] : -1;
-      tail = make_uint2(0, 0);
-      if (at >= 0) tail = __ldg((const uint2*)(state + at + 512 + (lane & 7) * 8));
-    }
+    if (lane < Format::coded / Format::group) scale = __ldg(from + Format::scale_at + lane);
+    if (Format::coded < 512 && lane < 8) tail = __ldg((const uint2*)from + 64 + lane);
   }
 
-  __device__ __forceinline__ static uint4 columns(uint2 codes, uint32_t scale) {
-    const uint32_t both = tw_scale_pair<Format::e4m3_scales>(scale);
-    return Format::bits == 8 ? tw_e4m3_columns(codes, both) : tw_e2m1_columns(codes.x, both);
+  __device__ __forceinline__ static uint4 columns(uint2 codes, uint32_t pair) {
+    return Format::bits == 8 ? tw_e4m3_columns(codes, pair) : tw_e2m1_columns(codes.x, pair);
   }
 
-  __device__ __forceinline__ static void store_tail(uint32_t tile, int row, int word, uint2 x) {
-    tw_store8(tile + row * 128 + 7 * TW_PANEL + (((word >> 1) ^ (row & 7)) << 4) + (word & 1) * 8,
-              x);
+  __device__ __forceinline__ static void store_tail(uint32_t line, int row, int word, uint2 x) {
+    tw_store8(line + 7 * TW_PANEL + (((word >> 1) ^ (row & 7)) << 4) + (word & 1) * 8, x);
   }
 
   __device__ __forceinline__ void store(uint32_t tile, int row, int lane) const {
-#pragma unroll
-    for (int k = 0; k < TW_AT_ONCE; ++k) {
-      const uint32_t at = tile + (row + k) * 128 + (lane >> 3) * TW_PANEL +
-                          (((lane & 7) ^ ((row + k) & 7)) << 4);
-      tw_store16(at, columns(low[k], low_scale[k]));
-      if (Format::coded == 512 || lane < 24) {
-        tw_store16(at + 4 * TW_PANEL, columns(high[k], high_scale[k]));
-      } else {
-        store_tail(tile, row + k, lane - 24, high[k]);
-      }
+    const uint32_t line = tile + row * 128;
+    const uint32_t at = line + (lane >> 3) * TW_PANEL + (((lane & 7) ^ (row & 7)) << 4);
+    const uint32_t pair = tw_scale_pair<Format::e4m3_scales>(scale);
+    const uint32_t first = __shfl_sync(0xFFFFFFFFu, pair, lane * 8 / Format::group);
+    const uint32_t second = __shfl_sync(0xFFFFFFFFu, pair, (256 + lane * 8) / Format::group);
+    tw_store16(at, columns(low, first));
+    if (Format::coded == 512 || lane < 24) {
+      tw_store16(at + 4 * TW_PANEL, columns(high, second));
+    } else {
+      store_tail(line, row, lane - 24, high);
     }
-    if (Format::coded < 512 && lane < 8 * TW_AT_ONCE) {
-      store_tail(tile, row + (lane >> 3), 8 + (lane & 7), tail);
-    }
+    if (Format::coded < 512 && lane < 8) store_tail(line, row, 8 + lane, tail);
   }
 };
 
-// Rows of a tile by four warps, sixteen each, the next ones on their way while some are decoded.
-template <class Format>
+// Rows of a tile by eight warps, eight each, the next ones on their way while one is decoded. The
+// first are sent for before the tile is free.
+template <class Format, class WhenFree>
 TW_DEVICE void tw_fill_tile(const unsigned char* state, const int64_t* offsets, uint32_t tile,
-                            int warp, int lane) {
-  const int first = warp * 16;
-  tw_words<Format> now, next;
-  now.load(state, offsets, first, lane);
+                            int warp, int lane, const WhenFree& when_free) {
+  tw_row<Format> ahead[TW_AHEAD];
+  const int first = warp * 8;
+#pragma unroll
+  for (int i = 0; i < TW_AHEAD; ++i) ahead[i].load(state, offsets[first + i], lane);
+  when_free();
 #pragma unroll 1
-  for (int row = 0; row < 16; row += TW_AT_ONCE) {
-    if (row + TW_AT_ONCE < 16) next.load(state, offsets, first + row + TW_AT_ONCE, lane);
-    now.store(tile, first + row, lane);
-    now = next;
+  for (int row = first; row < first + 8; row += TW_AHEAD) {
+#pragma unroll
+    for (int i = 0; i < TW_AHEAD; ++i) {
+      ahead[i].store(tile, row + i, lane);
+      if (row + i + TW_AHEAD < first + 8) ahead[i].load(state, offsets[row + i + TW_AHEAD], lane);
+    }
   }
 }

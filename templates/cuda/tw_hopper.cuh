@@ -60,6 +60,7 @@ TW_DEVICE uint64_t tw_tile(uint32_t address, uint32_t lead) {
       "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),            \
       "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),            \
       "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define TW_NAMES16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define TW_NAMES32                                                                             \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19," \
   " %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
@@ -84,6 +85,16 @@ TW_DEVICE void tw_mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int ad
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
 }
 
+// The same for 32 columns.
+TW_DEVICE void tw_mix(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " TW_NAMES16
+      ", {%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}\n"
+      : TW_REGS16(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
 // d [64, heads] = a [64, 16] b [heads, 16]^T, plus d where `adds`; a in registers, 64 or 32 heads.
 TW_DEVICE void tw_score_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int adds) {
   asm volatile(
@@ -97,7 +108,7 @@ TW_DEVICE void tw_score_rows(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+      TW_NAMES16
       ", {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
       : TW_REGS16(d)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
@@ -110,6 +121,10 @@ TW_DEVICE void tw_finish(float (&d)[32]) {
 }
 TW_DEVICE void tw_finish(float (&d)[16]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" : TW_REGS16(d)::"memory");
+}
+// The same, where the last group committed may be unfinished still.
+TW_DEVICE void tw_finish_before_last(float (&d)[16]) {
+  asm volatile("wgmma.wait_group.sync.aligned 1;" : TW_REGS16(d)::"memory");
 }
 // What this thread stored to shared memory is seen by matrix products after the next barrier.
 TW_DEVICE void tw_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

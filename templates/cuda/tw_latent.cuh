@@ -107,14 +107,12 @@ TW_DEVICE void tw_weigh(float (&d)[32], uint32_t (&p)[16], float (&most)[2], flo
     TW_QUAD(most[h], fmaxf);
   }
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const float shift = tw_join_shift(most[(i >> 1) & 1]);
-    d[i] = d[i] == TW_EMPTY ? 0.0f : tw_exp(d[i] - shift);
-  }
-#pragma unroll
   for (int i = 0; i < 16; ++i) {
-    p[i] = tw_pack(d[2 * i], d[2 * i + 1]);
-    sums[i & 1] = tw_add(sums[i & 1], tw_add(d[2 * i], d[2 * i + 1]));
+    const float shift = tw_join_shift(most[i & 1]), a = d[2 * i], b = d[2 * i + 1];
+    const float first = a == TW_EMPTY ? 0.0f : tw_exp(a - shift);
+    const float second = b == TW_EMPTY ? 0.0f : tw_exp(b - shift);
+    p[i] = tw_pack(first, second);
+    sums[i & 1] = tw_add(sums[i & 1], tw_add(first, second));
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -148,11 +146,11 @@ TW_DEVICE void tw_load_weights(uint32_t (&p)[4][4], uint32_t weights, int thread
   }
 }
 
-// part [64, 64] = weights times one panel of the rows.
-TW_DEVICE void tw_mix_panel(float (&part)[32], const uint32_t (&p)[4][4], uint32_t panel) {
+// Sends for part [64, 32] = weights times 32 columns of the rows.
+TW_DEVICE void tw_mix_columns(float (&part)[16], const uint32_t (&p)[4][4], uint32_t rows, int j) {
+  const uint32_t columns = rows + j / 2 * TW_PANEL + j % 2 * 64;
   tw_fence_registers();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) tw_mix(part, p[k], tw_tile(panel + k * 2048, 1024), k > 0);
+  for (int k = 0; k < 4; ++k) tw_mix(part, p[k], tw_tile(columns + k * 2048, 1024), k > 0);
   tw_commit();
-  tw_finish(part);
 }

@@ -94,6 +94,8 @@ static inline int __reduce_add_sync(uint32_t, int x) {
 static inline int __shfl_up_sync(uint32_t, int x, int step) {
   return exchanged(x, lane_id() < step ? lane_id() : lane_id() - step);
 }
+template <class T>
+static T __shfl_sync(uint32_t, T x, int lane) { return exchanged(x, lane & 31); }
 static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 template <class T>
 static T __ldg(const T* p) { T x; memcpy(&x, p, sizeof x); return x; }
@@ -212,11 +214,12 @@ TW_DEVICE void tw_score_rows(float (&d)[kCount], const uint32_t (&a)[4], uint64_
   }
   meet_group();
 }
-TW_DEVICE void tw_mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int adds) {
+template <int kCount>
+TW_DEVICE void tw_mix(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, int adds) {
   const int thread = threadIdx.x % 128, group = warp_id() / 4;
   memcpy(of_threads[group][thread], a, 16);
   meet_group();
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     const int row = row_of(thread, i);
     float sum = 0.0f;
     for (int k = 0; k < 16; ++k) {
@@ -230,6 +233,7 @@ TW_DEVICE void tw_fence_registers() {}
 TW_DEVICE void tw_commit() {}
 template <int kCount>
 TW_DEVICE void tw_finish(float (&)[kCount]) {}
+TW_DEVICE void tw_finish_before_last(float (&)[16]) {}
 TW_DEVICE void tw_publish() {}
 
 TW_DEVICE uint32_t tw_pack(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
