@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 
 from tilewright.codegen.emit.ascendc_contract import scratch_bytes, stored_bits
 from tilewright.codegen.emit.ascendc_latent import LISTS
+from tilewright.codegen.emit.ascendc_mx import mx_bits, mx_scratch_bytes, refuses_mx
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
-from tilewright.targets.ascend950.chip import best_coded_tile, best_tile
+from tilewright.targets.ascend950.chip import best_coded_tile, best_mx_tile, best_tile
 
 LONG_ROW = 16384  # entries above which argmax reads parts
 _MATRICES = ("f16", "bf16", "q4_1", "q8_0", "q8_g16")  # packed as bf16
@@ -66,6 +67,10 @@ def _accepts_matrices(body: Graph) -> str | None:
         if isinstance(w.dtype, BlockFormat) and int(w.shape[-1]) % (w.dtype.block[1] % 32 or 32):
             return f"k = {w.shape[-1]} is no multiple of the group of {w.dtype.block[1]}"
     return None
+
+
+def _accepts_mx(body: Graph) -> str | None:
+    return refuses_mx(body) or _accepts_matrices(body)
 
 
 def _accepts_latent(body: Graph) -> str | None:
@@ -136,6 +141,27 @@ def _coded_schedules(cores: int) -> Callable[[Graph, Numerics, int], tuple[Sched
     return schedules
 
 
+def _mx_schedules(cores: int) -> Callable[[Graph, Numerics, int], tuple[Schedule, ...]]:
+    """One schedule for a weight shape, as above."""
+
+    def schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+        anchors = _anchors(body, Kind.CONTRACT)
+        n, k = int(anchors[0].type.shape[-1]), int(body.type_of(anchors[0].inputs[1]).shape[-1])
+        bits, decoded = mx_bits(body)
+        tile = best_mx_tile(
+            n=n, k=k, anchors=len(anchors), cores=cores, bits=bits, decoded=decoded
+        )
+        return (Schedule.of(bm=tile.bm, bn=tile.bn, bk=tile.bk, cores=cores),)
+
+    return schedules
+
+
+def _mx_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    return mx_scratch_bytes(body, bounds, schedule.values["bm"])
+
+
 def _coded_scratch(
     body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
 ) -> int:
@@ -173,6 +199,10 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
         KernelTemplate(
             "contract", "contract", "tilelang_ascend/contract.py.j2", _accepts_contract,
             _contract_schedules(cores), _contract_scratch,
+        ),
+        KernelTemplate(
+            "contract_mx", "contract", "ascendc/contract_mx.asc.j2", _accepts_mx,
+            _mx_schedules(cores), _mx_scratch,
         ),
         KernelTemplate(
             "contract_coded", "contract", "ascendc/contract.asc.j2", _accepts_matrices,

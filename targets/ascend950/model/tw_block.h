@@ -83,7 +83,7 @@ class Block {
   Launch* launch = nullptr;
   int id = 0;
   uint32_t serial = 0;  // of the launch: memories are poisoned once in each
-  Memory ub[3], l1, l0a, l0b, l0c;
+  Memory ub[3], l1, l0a, l0b, l0c, l0a_mx, l0b_mx;
   std::deque<Request> queue[kActors];
   Clock clock[kActors];
   uint32_t epoch[kActors];
@@ -146,6 +146,7 @@ class Block {
   double gm_to_l1(const Request& r);
   double fill_l1(const Request& r);
   double l1_to_l0(const Request& r);
+  double scales_to_l0(const Request& r);
   double mmad(const Request& r);
   double from_l0c(const Request& r);
   double run_vector(const Request& r);
