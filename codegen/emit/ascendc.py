@@ -37,6 +37,7 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     from tilewright.codegen.emit.ascendc_attend import attend
     from tilewright.codegen.emit.ascendc_contract import contract
     from tilewright.codegen.emit.ascendc_latent import latent
+    from tilewright.codegen.emit.ascendc_latent_cube import latent_cube
     from tilewright.codegen.emit.ascendc_mx import contract_mx
     from tilewright.codegen.emit.ascendc_select import select
 
@@ -47,6 +48,7 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
         "ascendc/contract.asc.j2": contract,
         "ascendc/contract_mx.asc.j2": contract_mx,
         "ascendc/latent.asc.j2": latent,
+        "ascendc/latent_cube.asc.j2": latent_cube,
         "ascendc/select.asc.j2": select,
     }
     devices, launches = build[template.path](spec)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tilewright.codegen.emit.ascendc_contract import scratch_bytes, stored_bits
 from tilewright.codegen.emit.ascendc_latent import LISTS
+from tilewright.codegen.emit.ascendc_latent_cube import refuses_cube
 from tilewright.codegen.emit.ascendc_mx import mx_bits, mx_scratch_bytes, refuses_mx
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
@@ -78,6 +79,10 @@ def _accepts_latent(body: Graph) -> str | None:
     if node.op not in LISTS:
         return f"takes {', '.join(LISTS)}"
     return _accepts_paged(body, node, node.inputs[0], (node.inputs[1], *node.inputs[6:7]))
+
+
+def _accepts_latent_cube(body: Graph) -> str | None:
+    return _accepts_latent(body) or refuses_cube(body)
 
 
 def _accepts_select(body: Graph) -> str | None:
@@ -211,6 +216,10 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
         KernelTemplate(
             "attend", "attend", "ascendc/attend.asc.j2", _accepts_attend, _plain(cores),
             _no_scratch,
+        ),
+        KernelTemplate(
+            "latent_cube", "attend", "ascendc/latent_cube.asc.j2", _accepts_latent_cube,
+            _plain(cores), _no_scratch,
         ),
         KernelTemplate(
             "latent", "attend", "ascendc/latent.asc.j2", _accepts_latent, _plain(cores),
