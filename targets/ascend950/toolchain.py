@@ -33,7 +33,7 @@ from tilewright.targets.ascend950.simulation import (
 )
 from tilewright.targets.ascend950.target import MODEL_SUFFIX
 
-TILES_VERSION = 1  # of the choice of tiles, which may decide bits
+TILES_VERSION = 2  # of the choice of tiles, which may decide bits
 SOURCES_ONLY = "sources only: no CANN was found when this artifact was made\n"
 BISHENG_FLAGS = ("-O2", "-fPIC", "--npu-arch=dav-3510", "-ffp-contract=off", "-std=c++17")
 _PLAIN_INLINE = "static inline __attribute__((always_inline, unused))"
