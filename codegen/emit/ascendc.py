@@ -39,7 +39,7 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     from tilewright.codegen.emit.ascendc_latent import latent
     from tilewright.codegen.emit.ascendc_latent_cube import latent_cube
     from tilewright.codegen.emit.ascendc_mx import contract_mx
-    from tilewright.codegen.emit.ascendc_select import select
+    from tilewright.codegen.emit.ascendc_select import select, select_cube
 
     build = {
         "ascendc/row.asc.j2": _row,
@@ -50,6 +50,7 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
         "ascendc/latent.asc.j2": latent,
         "ascendc/latent_cube.asc.j2": latent_cube,
         "ascendc/select.asc.j2": select,
+        "ascendc/select_cube.asc.j2": select_cube,
     }
     devices, launches = build[template.path](spec)
     return KernelSource(spec.symbol, "ascendc", kernel_text(spec, devices, launches))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tilewright.codegen.emit.ascendc_contract import scratch_bytes, stored_bits
 from tilewright.codegen.emit.ascendc_latent import LISTS
-from tilewright.codegen.emit.ascendc_latent_cube import refuses_cube
+from tilewright.codegen.emit import ascendc_latent_cube, ascendc_select
 from tilewright.codegen.emit.ascendc_mx import mx_bits, mx_scratch_bytes, refuses_mx
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
@@ -82,7 +82,7 @@ def _accepts_latent(body: Graph) -> str | None:
 
 
 def _accepts_latent_cube(body: Graph) -> str | None:
-    return _accepts_latent(body) or refuses_cube(body)
+    return _accepts_latent(body) or ascendc_latent_cube.refuses_cube(body)
 
 
 def _accepts_select(body: Graph) -> str | None:
@@ -90,6 +90,10 @@ def _accepts_select(body: Graph) -> str | None:
         return "takes one selection alone"
     node = body.nodes[0]
     return _accepts_paged(body, node, node.inputs[0], (node.inputs[2],))
+
+
+def _accepts_select_cube(body: Graph) -> str | None:
+    return _accepts_select(body) or ascendc_select.refuses_cube(body)
 
 
 def _accepts_paged(body: Graph, node: Node, q: str, states: tuple[str, ...]) -> str | None:
@@ -224,6 +228,10 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
         KernelTemplate(
             "latent", "attend", "ascendc/latent.asc.j2", _accepts_latent, _plain(cores),
             _no_scratch,
+        ),
+        KernelTemplate(
+            "select_cube", "select", "ascendc/select_cube.asc.j2", _accepts_select_cube,
+            _plain(cores), _no_scratch,
         ),
         KernelTemplate(
             "select", "select", "ascendc/select.asc.j2", _accepts_select, _plain(cores),

@@ -1,13 +1,15 @@
-"""Latent attention of `latent_cases` as kernels for the functional model of the Ascend target."""
+"""Latent attention of `latent_cases`, and others on paged rows, as kernels for the functional model of the Ascend target."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from support.ascend_rows import TARGET
 from support.ascend_run import Built, build, printing_folder, specs_of
@@ -19,6 +21,8 @@ from tilewright.codegen.emit.shapes import constant
 from tilewright.graph import Graph, GraphBuilder, Role
 from tilewright.graph.types import BF16, F32, I32
 from tilewright.targets.ascend950.toolchain import AscendToolchain
+
+Array = NDArray[Any]
 
 
 def graph_of(p: Problem) -> Graph:
@@ -45,35 +49,43 @@ def graph_of(p: Problem) -> Graph:
     return b.build()
 
 
+def halved(step: Step) -> dict[str, Array]:
+    """The operands of a step, with the queries that `expected` takes."""
+    q = torch.from_numpy(step.values["q"] * 0.5).bfloat16()
+    return {**step.arrays, "q": q.view(torch.uint16).numpy()}
+
+
 @dataclass(frozen=True)
-class LatentKernels:
-    """Attention kernels of several problems in one library."""
+class PagedKernels:
+    """Kernels of one kind for several problems in one library."""
 
     built: Built
     bodies: Mapping[str, Body]
 
     @classmethod
-    def of(cls, problems: Mapping[str, Problem], cache: Path, work: Path) -> LatentKernels:
+    def of(
+        cls, graphs: Mapping[str, Graph], kind: str, cache: Path, work: Path
+    ) -> PagedKernels:
         bodies = {
-            name: next(b for _, kind, b in distinct_bodies(graph_of(p)) if kind == "attend")
-            for name, p in problems.items()
+            name: next(b for _, k, b in distinct_bodies(graph) if k == kind)
+            for name, graph in graphs.items()
         }
         toolchain = AscendToolchain(TARGET, folder=printing_folder(cache))
-        specs = specs_of([(name, "attend", b) for name, b in bodies.items()], TARGET)
+        specs = specs_of([(name, kind, b) for name, b in bodies.items()], TARGET)
         return cls(build(specs, TARGET, toolchain, cache, work), bodies)
 
-    def run(self, name: str, step: Step) -> torch.Tensor:
-        """Return the results of a step, a fault of the model is a ValueError."""
-        body = self.bodies[name]
-        given = {}
+    def run(self, name: str, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> torch.Tensor:
+        """Return the results, poisoned before; a fault of the model is a ValueError."""
+        body, given = self.bodies[name], {}
         for value, source in body.binding.items():
-            if source in step.arrays and source != "q":
-                held = torch.from_numpy(np.ascontiguousarray(step.arrays[source]))
-                is_bf16 = str(body.graph.type_of(value).dtype) == "bf16"
-                given[value] = held.view(torch.bfloat16) if is_bf16 else held
-            if source == "q":
-                given[value] = (torch.from_numpy(step.values["q"]) * 0.5).bfloat16()
+            if source in arrays:
+                held = torch.from_numpy(np.ascontiguousarray(arrays[source]))
+                given[value] = held.view(torch.bfloat16) if held.dtype == torch.uint16 else held
         ((_, out),) = body.graph.outputs
-        shape = [step.dims["tokens"], *(constant(d) for d in body.graph.type_of(out).shape[1:])]
-        given[out] = torch.full(shape, torch.nan, dtype=torch.bfloat16)
-        return self.built.launch(name, given, step.dims)[out]
+        made = body.graph.type_of(out)
+        shape = [dims["tokens"], *(constant(d) for d in made.shape[1:])]
+        if str(made.dtype) == "i32":
+            given[out] = torch.full(shape, -9, dtype=torch.int32)
+        else:
+            given[out] = torch.full(shape, torch.nan, dtype=torch.bfloat16)
+        return self.built.launch(name, given, dims)[out]
