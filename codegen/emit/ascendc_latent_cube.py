@@ -116,9 +116,9 @@ def latent_cube(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     if sizes is None:
         raise LowerError(f"attend kernel '{spec.symbol}': {refuses_cube(spec.body)}")
     return found.render(
-        spec.symbol, "ascendc/latent_cube.asc.j2", kind="mix", group=sizes.group, m=sizes.m, tile=sizes.tile,
-        sub=sizes.sub, kp=sizes.kp, np=sizes.np, slot_a=sizes.slot_a, slot_b=sizes.slot_b,
-        offsets=_places(sizes.buffer), at=_places(sizes.l1),
+        spec.symbol, "ascendc/latent_cube.asc.j2", kind="mix", group=sizes.group, m=sizes.m,
+        tile=sizes.tile, sub=sizes.sub, kp=sizes.kp, np=sizes.np, slot_a=sizes.slot_a,
+        slot_b=sizes.slot_b, offsets=_places(sizes.buffer), at=_places(sizes.l1),
     )  # fmt: skip
 
 

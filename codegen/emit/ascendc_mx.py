@@ -1,5 +1,5 @@
-"""Contractions in the MX form of the matrix unit: e4m3 codes of both sides, ue8m0 scales for each 32
-of K. The activation, which lies between kernels as the bf16 values of a quantiser, becomes codes
+"""Contractions in the MX form of the matrix unit: e4m3 codes of both sides, ue8m0 scales for each
+32 of K. The activation, which lies between kernels as the bf16 values of a quantiser, becomes codes
 first; weights stay as they are stored, or become e4m3 codes on the vector cores where they are fp4.
 """
 

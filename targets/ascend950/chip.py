@@ -109,7 +109,7 @@ def best_coded_tile(*, n: int, k: int, anchors: int, cores: int, bits: int) -> T
 def best_mx_tile(
     *, n: int, k: int, anchors: int, cores: int, bits: int, decoded: bool
 ) -> Tile:
-    """The same in the MX form, for weights of so many bits, some of which the vector cores decode."""
+    """The same in the MX form, for weights of so many bits; vector cores decode some of them."""
     direct = bits == 8
     tiles = [t for t in _MX_TILES if t.fits_mx(anchors, decoded=decoded, direct=direct)]
     return _fastest(tiles, n, k, anchors, cores, mx_bits=bits)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tilewright.codegen.emit import ascendc_latent_cube, ascendc_select
 from tilewright.codegen.emit.ascendc_contract import scratch_bytes, stored_bits
 from tilewright.codegen.emit.ascendc_latent import LISTS
-from tilewright.codegen.emit import ascendc_latent_cube, ascendc_select
 from tilewright.codegen.emit.ascendc_mx import mx_bits, mx_scratch_bytes, refuses_mx
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate

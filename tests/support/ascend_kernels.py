@@ -63,7 +63,8 @@ def case(kernel: str, rng: np.random.Generator) -> Case:
             want = np.maximum(as_f32(a) @ as_f32(b).T, 0)
             return Case([a, b, np.full((64, 32), np.nan, np.float32)], 3, 1, want)
         case "mx":
-            (a, a_scale, a_values), (b, b_scale, b_values) = (_scaled(rng, n, 256) for n in (48, 32))
+            a, a_scale, a_values = _scaled(rng, 48, 256)
+            b, b_scale, b_values = _scaled(rng, 32, 256)
             out = np.full((48, 32), np.nan, np.float32)
             return Case([a, a_scale, b, b_scale, out], 2, 1, a_values @ b_values.T)
         case "contract":

@@ -1,4 +1,4 @@
-"""Latent attention of `latent_cases`, and others on paged rows, as kernels for the functional model of the Ascend target."""
+"""Latent attention and selections as kernels for the functional model of the Ascend target."""
 
 from __future__ import annotations
 

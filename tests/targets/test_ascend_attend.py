@@ -1,5 +1,5 @@
-"""Attention on both kinds of core, on the functional model: values against the fp64 reference, clean
-in both orders, a token alone equal to it among others; states are NaN where no token may look.
+"""Attention on both kinds of core, on the functional model: values against the fp64 reference,
+clean in both orders, a token alone equal to it among others; states are NaN where no token looks.
 """
 
 from __future__ import annotations

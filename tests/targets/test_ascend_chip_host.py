@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.ascend_artifact import SETTINGS, compile_for
 from support.ascend_contract import ACTIVATION, FP4, experts
 from support.ascend_rows import TARGET
 from support.ascend_run import printing_folder, specs_of
 from support.kernel_case import distinct_bodies
 from support.tiny import tiny
-from support.ascend_artifact import SETTINGS, compile_for
 from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
 from tilewright.codegen.emit.registry import emit
 from tilewright.targets.ascend950.simulation import MODEL, template_folder

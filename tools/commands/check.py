@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tilewright.runtime.executor import Executor
     from tilewright.tools.differences import Difference
     from tilewright.tools.launch_check import LaunchCheck
-    from tilewright.tools.launch_weights import packing_of
     from tilewright.tools.progress import StageBars
 
 NUM_TOKENS, NUM_DECODES = 24, 3

@@ -1,5 +1,5 @@
-"""Records one launch of every kernel of an artifact for the Ascend model, for a run on the chip: what
-each was given, and what it left. The driver that tools/dev/ascend_bisheng.sh builds reads them.
+"""Records one launch of every kernel of an artifact for the Ascend model, for a run on the chip:
+what each was given, and what it left. The driver that ascend_bisheng.sh builds reads them.
 
     python -m tilewright.tools.dev.ascend_cases ARTIFACT FOLDER
 

@@ -1,10 +1,10 @@
-"""Runs every kernel of a published configuration at its real tile sizes on the functional model of the
-Ascend 950, each once, for a few tokens of one request, on weights and states of zeros: all checks of
-the model, and how far each memory is used. Values are those of tests; here they are not looked at.
+"""Runs every kernel of a published configuration at its real tile sizes on the functional model of
+the Ascend 950, each once, for a few tokens of one request, on weights and states of zeros, with all
+checks; and how far each memory is used. Values are the business of tests.
 
-    python -m tilewright.tools.dev.ascend_full_size deepseek-v4.1-flash [part, 950pr-32] [of NUMBER]
+    python -m tilewright.tools.dev.ascend_full_size deepseek-v4.1-flash [950pr-32 [0/4]]
 
-With NUMBER, the kernels are shared among so many calls: `0/4` runs the first of four parts.
+0/4 runs the first of four parts of the kernels.
 """
 
 from __future__ import annotations
