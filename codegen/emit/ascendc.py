@@ -35,6 +35,7 @@ MOST_ARGUMENTS = 12  # of a vector function
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
     from tilewright.codegen.emit.ascendc_attend import attend
+    from tilewright.codegen.emit.ascendc_attend_cube import attend_cube
     from tilewright.codegen.emit.ascendc_contract import contract
     from tilewright.codegen.emit.ascendc_latent import latent
     from tilewright.codegen.emit.ascendc_latent_cube import latent_cube
@@ -45,6 +46,7 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
         "ascendc/row.asc.j2": _row,
         "ascendc/argmax.asc.j2": _argmax,
         "ascendc/attend.asc.j2": attend,
+        "ascendc/attend_cube.asc.j2": attend_cube,
         "ascendc/contract.asc.j2": contract,
         "ascendc/contract_mx.asc.j2": contract_mx,
         "ascendc/latent.asc.j2": latent,

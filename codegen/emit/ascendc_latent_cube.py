@@ -16,7 +16,7 @@ from tilewright.graph import Graph
 from tilewright.graph.errors import LowerError
 
 FRACTAL, MOST_HEADS, L1_BYTES, L0_BYTES, L0C_BYTES = 16, 64, 524288, 65536, 262144
-_PARTS = 3  # bf16 parts of an fp32 weight
+PARTS = 3  # bf16 parts of an fp32 weight
 # Rows of a tile, rows decoded at once, columns of one product of scores and of results.
 _SIZES = [
     (tile, sub, kp, np)
@@ -50,7 +50,7 @@ class CubeSizes:
             "raw": self.sub * self.raw_bytes,
             "rows": self.sub * self.width * 2,
             "scores": half * self.tile * 4,
-            "weights": _PARTS * half * self.tile * 2,
+            "weights": PARTS * half * self.tile * 2,
             "sums": half * self.width * 4,
             "products": 2 * half * self.np * 4,
             "state": half * 12,
@@ -62,7 +62,7 @@ class CubeSizes:
         return {
             "q": self.m * self.width * 2,
             "rows": 2 * self.tile * self.width * 2,
-            "weights": _PARTS * self.m * self.tile * 2,
+            "weights": PARTS * self.m * self.tile * 2,
         }
 
     @property
@@ -118,11 +118,12 @@ def latent_cube(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     return found.render(
         spec.symbol, "ascendc/latent_cube.asc.j2", kind="mix", group=sizes.group, m=sizes.m,
         tile=sizes.tile, sub=sizes.sub, kp=sizes.kp, np=sizes.np, slot_a=sizes.slot_a,
-        slot_b=sizes.slot_b, offsets=_places(sizes.buffer), at=_places(sizes.l1),
+        slot_b=sizes.slot_b, offsets=stacked(sizes.buffer), at=stacked(sizes.l1),
     )  # fmt: skip
 
 
-def _places(sizes: dict[str, int]) -> dict[str, int]:
+def stacked(sizes: dict[str, int]) -> dict[str, int]:
+    """Return where each part starts, one after the other."""
     places, at = {}, 0
     for part, num_bytes in sizes.items():
         places[part] = at

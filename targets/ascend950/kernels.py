@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tilewright.codegen.emit import ascendc_latent_cube, ascendc_select
+from tilewright.codegen.emit import ascendc_attend_cube, ascendc_latent_cube, ascendc_select
 from tilewright.codegen.emit.ascendc_contract import scratch_bytes, stored_bits
 from tilewright.codegen.emit.ascendc_latent import LISTS
 from tilewright.codegen.emit.ascendc_mx import mx_bits, mx_scratch_bytes, refuses_mx
@@ -123,6 +123,10 @@ def _accepts_attend(body: Graph) -> str | None:
     return None
 
 
+def _accepts_attend_cube(body: Graph) -> str | None:
+    return _accepts_attend(body) or ascendc_attend_cube.refuses_cube(body)
+
+
 def _contract_schedules(cores: int) -> Callable[[Graph, Numerics, int], tuple[Schedule, ...]]:
     """One schedule for a weight shape, whatever the rows: the first by the cost model."""
 
@@ -216,6 +220,10 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
         KernelTemplate(
             "contract_coded", "contract", "ascendc/contract.asc.j2", _accepts_matrices,
             _coded_schedules(cores), _coded_scratch,
+        ),
+        KernelTemplate(
+            "attend_cube", "attend", "ascendc/attend_cube.asc.j2", _accepts_attend_cube,
+            _plain(cores), _no_scratch,
         ),
         KernelTemplate(
             "attend", "attend", "ascendc/attend.asc.j2", _accepts_attend, _plain(cores),

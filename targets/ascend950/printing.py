@@ -69,7 +69,8 @@ def put_together(module: Module, printed: dict[str, str]) -> str:
         given = module.arguments[name]
         call = f"{found.group(1)}({', '.join(given[p] for p in order)})"
         host = host.replace(f"@{name}@", call)
-        host = re.sub(f"@{name}:(\\d+)@", lambda m, c=call: chip_call(c, int(m.group(1))), host)
+        for blocks in set(re.findall(f"@{name}:(\\d+)@", host)):
+            host = host.replace(f"@{name}:{blocks}@", chip_call(call, int(blocks)))
         parts.append(text)
     return "\n".join([*parts, host])
 

@@ -135,7 +135,8 @@ class AscendToolchain:
 
     def ascendc(self, text: str) -> str:
         """Print a module; kernels are printed once, and found by content afterwards."""
-        module = take_apart(text)
+        with self._lock:  # CPython 3.11 counts the depth of syntax trees for all threads together
+            module = take_apart(text)
         printed = {name: self._printed(kernel) for name, kernel in module.kernels.items()}
         return put_together(module, printed)
 
