@@ -7,6 +7,7 @@ and because a fixed tree of lanes, paged stores and rows chosen by an index have
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from tilewright.codegen.emit.ascendc_host import Launch, entry
 from tilewright.codegen.emit.ascendc_memory import fits
 from tilewright.codegen.emit.ascendc_rows import SIZES, AscendRows
-from tilewright.codegen.emit.ascendc_text import THREADS
+from tilewright.codegen.emit.ascendc_text import BARRIER, THREADS
 from tilewright.codegen.emit.cpp import environment, row_extent
 from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.cpp_types import storage
@@ -29,7 +30,7 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
 
 ARGMAX_PART = 16384  # entries of a row in the buffer at once
-MOST_ARGUMENTS = 12  # of a vector function
+MOST_ARGUMENTS = 12  # of a vector function; public kernels have more, no page names a limit
 
 
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
@@ -120,10 +121,6 @@ def row_program(
 ) -> RowProgram:
     """Return the row kernel that computes some nodes of a body."""
     program = _fitting(body, nodes, rows, sinks, lanes)
-    given = 4 + len(program.pointers) + len(program.extents)
-    if given > MOST_ARGUMENTS:
-        raise LowerError(f"row kernel '{body.name}': its vector function takes {given} arguments, "
-                         f"want at most {MOST_ARGUMENTS}")  # fmt: skip
     layout, regions = program.layout, program.regions
     found: dict[str, str] = {}
     shared, copies = _copies(body, program, found)
@@ -140,10 +137,9 @@ def row_program(
         name=name,
         threads=THREADS,
         pointers=tensors,
-        far=list(program.pointers.items()),
         extents=list(program.extents),
+        phases=_phases(program),
         regions=[(r.ctype, r.name, layout.offsets[r.name], r.staged) for r in regions.values()],
-        statements="\n".join("  " + line for line in program.function),
         stage_bytes=layout.stage_bytes,
         stages=layout.stages,
         tile_rows=layout.rows,
@@ -153,6 +149,53 @@ def row_program(
         appends=appends,
     )  # fmt: skip
     return RowProgram(name, text, tuple(tensors), tuple(program.extents))
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """A vector function: its suffix, its text, the tensors it reads itself, further numbers."""
+
+    suffix: str
+    text: str
+    far: tuple[tuple[str, str], ...]
+    extents: tuple[str, ...]
+
+
+def _phases(program: AscendRows) -> list[_Phase]:
+    """Share a program among as few vector functions as their number of arguments allows. Between
+    two of its barriers stands a block whose values live in the buffer, so that any barrier may be
+    the end of one function instead."""
+    parts: list[list[str]] = [[]]
+    for line in program.function:
+        if line == BARRIER:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    groups: list[list[str]] = []
+    for part in parts:
+        joined = [*groups[-1], BARRIER, *part] if groups else part
+        if groups and _fits_call(program, joined):
+            groups[-1] = joined
+        else:
+            groups.append(part)
+    return [
+        _Phase(f"_{i}" if len(groups) > 1 else "", "\n".join("  " + line for line in lines),
+               *_arguments(program, lines))
+        for i, lines in enumerate(groups)
+    ]  # fmt: skip
+
+
+def _arguments(
+    program: AscendRows, lines: Sequence[str]
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    words = set(re.findall(r"\w+", "\n".join(lines)))
+    far = tuple((n, t) for n, t in program.pointers.items() if n in words)
+    return far, tuple(e for e in program.extents if e in words)
+
+
+def _fits_call(program: AscendRows, lines: Sequence[str]) -> bool:
+    far, extents = _arguments(program, lines)
+    return 4 + len(far) + len(extents) <= MOST_ARGUMENTS
 
 
 def _fitting(

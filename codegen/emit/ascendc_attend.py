@@ -1,4 +1,4 @@
-"""Attention over paged keys and values as AscendC: on the vector cores, and what both ways share."""
+"""Attention over paged keys and values: on the vector cores alone, and what both ways share."""
 
 from __future__ import annotations
 
