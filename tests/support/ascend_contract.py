@@ -37,6 +37,15 @@ def quantised_with_residual(stored: str, k: int, n: int) -> Graph:
     return b.build()
 
 
+def quantised_operand(stored: str, k: int, n: int) -> Graph:
+    b = GraphBuilder("linear")
+    x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=UPPER), k)
+    x = quantised(b, x, ACTIVATION)
+    b.output("codes", x)
+    b.output("y", b.op("linear", x, b.weight("w", element_type(stored), n, k)))
+    return b.build()
+
+
 def plain(stored: str, k: int, n: int) -> Graph:
     b = GraphBuilder("linear")
     x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=UPPER), k)
