@@ -20,6 +20,7 @@ from tilewright.runtime.devices.device import Device, Library
 from tilewright.runtime.devices.memory import Array, Bytes, numpy_type, release_unused_memory
 from tilewright.runtime.devices.registry import open_device
 from tilewright.runtime.errors import ArtifactError
+from tilewright.runtime.json_pairs import repeated_key
 from tilewright.runtime.plan_check import check_manifest
 from tilewright.runtime.prompt import load_tokenizer
 
@@ -117,12 +118,10 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(n for n in names if names.count(n) > 1)
+    twice = repeated_key(pairs)
+    if twice is not None:
         raise ArtifactError(f"file '{MANIFEST}': field '{twice}' is given twice")
-    return tree
+    return dict(pairs)
 
 
 def _file(root: Path, name: str) -> Path:

@@ -35,6 +35,14 @@ def test_explain_a_fused_node(call: Call, artifact: Path) -> None:
     assert Path(found["source"]).is_file()
 
 
+def test_explain_as_json_says_what_the_text_says(call: Call, artifact: Path) -> None:
+    plain = call("explain", artifact, "layers.1.k_proj")
+    tree = json.loads(call("explain", artifact, "layers.1.k_proj", "--json").out)
+    assert tree["node"] == "layers.1.k_proj"
+    lines = [f"{fact['title']:>10}  {fact['text']}" for fact in tree["facts"]]
+    assert " ".join(lines).split() == plain.out.split()
+
+
 def test_explain_says_why_earlier_templates_refused(call: Call, artifact: Path) -> None:
     done = call("explain", artifact, "argmax")
     assert "refused by  contract: takes contract groups\n" in done.out

@@ -267,6 +267,13 @@ def test_logits(call: Call, artifact: Path, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out.npy"]
 
 
+def test_logits_as_json(call: Call, artifact: Path, tmp_path: Path) -> None:
+    done = call("logits", artifact, "--tokens", "5,6", "-o", tmp_path / "out.npy", "--json")
+    values = np.load(tmp_path / "out.npy")
+    want = {"file": str(tmp_path / "out.npy"), "dtype": "float32", "shape": list(values.shape)}
+    assert json.loads(done.out) == want and values.shape[0] == 2
+
+
 def test_logits_into_a_missing_folder(call: Call, artifact: Path, tmp_path: Path) -> None:
     done = call("logits", artifact, "--tokens", "5", "-o", tmp_path / "no" / "out.npy")
     assert done.code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +23,15 @@ Lines = Iterator[tuple[str, str]]
 def explain(
     artifact: options.Artifact,
     node: Annotated[str, typer.Argument(help="A node of sources/model.txt or sources/fused.txt.")],
+    as_json: options.Json = False,
 ) -> None:
     """Show which rules touched a node, and which kernel computes it and why."""
     from tilewright.tools.progress import result_console
 
+    if as_json:
+        facts = [{"title": title, "text": text} for title, text in explanation(artifact, node)]
+        print(json.dumps({"node": node, "facts": facts}))
+        return
     console = result_console()
     for name, text in explanation(artifact, node):
         console.print(f"[dim]{name:>10}[/]  ", end="")

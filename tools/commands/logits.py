@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ def logits(
     tokens: options.Tokens,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write, .npy.")],
     threads: options.Threads = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write the logits after every token: float32 [tokens, vocab]."""
     ids = options.ids_of(tokens, "--tokens")
@@ -35,7 +37,11 @@ def logits(
     write_array(output, values)
     # Where the numbers may go to stdout themselves, a note there would spoil them.
     where = sys.stdout if output.is_file() else sys.stderr
-    print(f"{output}: float32 [{values.shape[0]}, {values.shape[1]}]", file=where)
+    if as_json:
+        written = {"file": str(output), "dtype": "float32", "shape": list(values.shape)}
+        print(json.dumps(written), file=where)
+    else:
+        print(f"{output}: float32 [{values.shape[0]}, {values.shape[1]}]", file=where)
 
 
 def write_array(path: Path, values: NDArray[Any]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewright.runtime.json_pairs import repeated_key
 from tilewright.tools.failures import CommandError
 
 _KEYS = ("prompt", "tokens", "messages", "params")
@@ -67,12 +68,10 @@ def _parse(raw: bytes, number: int, chat: bool) -> Asked:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+    twice = repeated_key(pairs)
+    if twice is not None:
         raise CommandError(f"key '{twice:.40}': is given twice")
-    return tree
+    return dict(pairs)
 
 
 def _typed(tree: Mapping[str, Any], key: str, kind: type[Any], want: str) -> Any:
