@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.emit.ascendc_host import Launch, entry
 from tilewright.codegen.emit.ascendc_memory import fits
 from tilewright.codegen.emit.ascendc_rows import SIZES, AscendRows
@@ -68,13 +69,48 @@ def kernel_text(spec: KernelSpec, devices: Sequence[str], launches: Sequence[Lau
 
 
 def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
+    body, rows, name = spec.body, row_extent(spec.body), f"k_{spec.symbol}"
+    groups = _groups(spec, rows)
+    programs = [
+        row_program(
+            name if len(groups) == 1 else f"{name}_{i}", body, _needed(body, group), rows,
+            {r: r for r in group if r in dict.fromkeys(v for _, v in body.outputs)},
+            spec.numerics.lanes,
+        )
+        for i, group in enumerate(groups)
+    ]  # fmt: skip
+    return [p.text for p in programs], [p.launch(rows) for p in programs]
+
+
+def _groups(spec: KernelSpec, rows: Dim) -> list[list[str]]:
+    """Results and stores of a body, together if the rows of all fit the buffer; else as few
+    launches as it takes, each of which computes what its results need."""
     body = spec.body
-    rows = row_extent(body)
-    sinks = {value: value for _, value in body.outputs}
-    program = row_program(
-        f"k_{spec.symbol}", body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes
-    )
-    return [program.text], [program.launch(rows)]
+    stores = [n.name for n in body.nodes if op_def(n.op).kind is Kind.STORE]
+    results = list(dict.fromkeys([*(v for _, v in body.outputs), *stores]))
+    if _fits_buffer(spec, rows, results):
+        return [results]
+    groups: list[list[str]] = []
+    for result in results:
+        home = next((g for g in groups if _fits_buffer(spec, rows, [*g, result])), None)
+        if home is None:
+            groups.append([result])
+        else:
+            home.append(result)
+    return groups
+
+
+def _needed(body: Graph, results: Sequence[str]) -> list[str]:
+    """What some results need, in the order of the graph."""
+    found = {n for result in results for n in ancestors(body, result)}
+    return [n.name for n in body.nodes if n.name in found]
+
+
+def _fits_buffer(spec: KernelSpec, rows: Dim, results: Sequence[str]) -> bool:
+    body, made = spec.body, {v for _, v in spec.body.outputs}
+    sinks = {r: r for r in results if r in made}
+    program = _fitting(body, _needed(body, results), rows, sinks, spec.numerics.lanes)
+    return fits(list(program.regions.values()))
 
 
 def _argmax(spec: KernelSpec) -> tuple[list[str], list[Launch]]:

@@ -78,9 +78,12 @@ def contract_cycles(
     MX form; 0 is bf16 on both sides."""
     tiles = -(-rows // tile.bm) * -(-n // tile.bn)
     steps = -(-k // tile.bk)
-    x_bytes, w_bytes, unit_k = (33 / 32, mx_bits / 8 + 1 / 32, MX_K) if mx_bits else (2, 2, BF16_K)
+    x_rows, x_bytes, w_bytes, unit_k = float(tile.bm), 2.0, 2.0, BF16_K
+    if mx_bits:  # only rows that there are; a scale for each 32
+        x_rows, unit_k = min(rows, tile.bm), MX_K
+        x_bytes, w_bytes = 33 / 32, mx_bits / 8 + 1 / 32
     starts = 2 + 2 * (mx_bits > 0)  # scales are transfers of their own
-    loaded = (tile.bm * x_bytes + anchors * tile.bn * w_bytes) * tile.bk
+    loaded = (x_rows * x_bytes + anchors * tile.bn * w_bytes) * tile.bk
     load = starts * TRANSFER_CYCLES + loaded / GM_RATE
     fractals = tile.bm / FRACTAL * tile.bn / FRACTAL * tile.bk / unit_k
     compute = anchors * (fractals + MATRIX_START)

@@ -9,6 +9,7 @@ checks; and how far each memory is used. Values are the business of tests.
 
 from __future__ import annotations
 
+import mmap
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import tvm_ffi
 
@@ -34,6 +36,7 @@ from tilewright.graph.dims import evaluate
 from tilewright.runtime.devices.ascend950_model import Ascend950Model
 from tilewright.tools.commands.job import Asked, make_job, open_model, resolve_asked
 
+NORESERVE = 0x4000  # Linux; Python 3.11 has no name for it
 TOKENS, POSITION, PAGES = 3, 700, 8  # tokens stand at the end of a context of that many
 TYPES = {"kDLFloat32": torch.float32, "kDLBfloat16": torch.bfloat16, "kDLFloat16": torch.float16,
          "kDLInt32": torch.int32, "kDLUInt8": torch.uint8}  # fmt: skip
@@ -68,10 +71,10 @@ def extents(spec: KernelSpec) -> dict[str, int]:
 
 
 def zeros(size: int) -> torch.Tensor:
-    """Bytes at a multiple of 64; pages that nobody writes take no memory."""
-    memory = torch.zeros(size + 64, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64
-    return memory[start : start + size]
+    """Bytes of pages of their own; those that nobody writes take no memory, be it a table of
+    100 GB."""
+    pages = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+    return torch.from_numpy(np.frombuffer(pages, np.uint8)[:size])
 
 
 def operand(spec: KernelSpec, body: Body, name: str, dims: Mapping[str, int]) -> torch.Tensor:

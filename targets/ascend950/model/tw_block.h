@@ -88,6 +88,7 @@ class Block {
   Clock clock[kActors];
   uint32_t epoch[kActors];
   double ready[kActors];
+  double gm_free = 0;  // when the block's share of the memory's bandwidth is free
   Flag flag[3][8][8][8];
   Arrivals arrivals[3][32];
   Lock lock[3][32];
@@ -140,6 +141,7 @@ class Block {
   bool ids_fit(const Request& r);
   bool range(const char* field, uint64_t value, uint64_t low, uint64_t high);
   bool aligned(const char* what, uint64_t address, uint64_t to);
+  double gm_cycles(double bytes);
   double gm_to_ub(const Request& r);
   double ub_to_gm(const Request& r);
   double blocks(const Request& r);

@@ -197,7 +197,7 @@ inline double Block::from_l0c(const Request& r) {
     }
   }
   totals.bytes[r.op] += m * n * bytes;
-  double rate = to_ub ? (dual ? 2 * kL0cRate : kL0cRate) : kGmRate;
-  return 26 + (double)(m * n * bytes) / rate;
+  if (!to_ub) return gm_cycles((double)(m * n * bytes));
+  return 26 + (double)(m * n * bytes) / (dual ? 2 * kL0cRate : kL0cRate);
 }
 }  // namespace tw

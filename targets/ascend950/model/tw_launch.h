@@ -27,7 +27,7 @@ inline void Block::begin(Launch* launch_, int id_, uint32_t serial_) {
   for (auto& c : arrivals) for (auto& a : c) a.clocks.clear();
   for (auto& c : lock) for (auto& l : c) l = Lock();
   issue_clocks.assign(1, Clock());
-  queued = 0, next_seq = 0, dead = false, vector = nullptr;
+  queued = 0, next_seq = 0, gm_free = 0, dead = false, vector = nullptr;
   totals = Totals(), events.clear(), sites.clear(), site_ids.clear();
   sites.push_back({"nothing", "", 0, 0});
   for (int c = 0; c < 3; ++c) {

@@ -27,6 +27,16 @@ inline double Block::transfer(const Request& r) {
   }
 }
 
+// A transfer of so many bytes from or to global memory. The three cores of a block share its part of
+// the memory's bandwidth: a transfer begins when it is free.
+inline double Block::gm_cycles(double bytes) {
+  double& time = ready[now_actor];
+  double begin = time + kTransferStart;
+  if (gm_free > begin) time += gm_free - begin, begin = gm_free;
+  gm_free = begin + bytes / kGmRate;
+  return kTransferStart + bytes / kGmRate;
+}
+
 inline double Block::gm_to_ub(const Request& r) {
   uint64_t bursts = r.a[2], bytes = r.a[3], element = r.a[7];
   uint64_t left = r.a[4] * element, right = r.a[5] * element;
@@ -51,7 +61,7 @@ inline double Block::gm_to_ub(const Request& r) {
     for (uint64_t i = 0; i < right; ++i) out[left + bytes + i] = pad(i);
   }
   totals.bytes[kGmToUb] += bursts * bytes;
-  return kTransferStart + (double)(bursts * bytes) / kGmRate;
+  return gm_cycles((double)(bursts * bytes));
 }
 
 inline double Block::ub_to_gm(const Request& r) {
@@ -68,7 +78,7 @@ inline double Block::ub_to_gm(const Request& r) {
     memcpy((void*)(uintptr_t)(r.a[0] + b * target), m.bytes + at, bytes);
   }
   totals.bytes[kUbToGm] += bursts * bytes;
-  return kTransferStart + (double)(bursts * bytes) / kGmRate;
+  return gm_cycles((double)(bursts * bytes));
 }
 
 // UB and L1 exchange blocks of 32 bytes with gaps.
@@ -121,7 +131,7 @@ inline double Block::gm_to_l1(const Request& r) {
     }
   }
   totals.bytes[kGmToL1] += rows * columns * element;
-  return kTransferStart + (double)(rows * columns * element) / kGmRate;
+  return gm_cycles((double)(rows * columns * element));
 }
 
 inline double Block::fill_l1(const Request& r) {
