@@ -15,7 +15,7 @@ from functools import cached_property
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.ascendc_calls import call_lines
 from tilewright.codegen.emit.ascendc_memory import Layout, Region, plan
-from tilewright.codegen.emit.ascendc_text import WARP, block, spread
+from tilewright.codegen.emit.ascendc_text import BARRIER, WARP, block, spread
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.row_access import is_int, offset
 from tilewright.codegen.emit.row_order import Nest
@@ -132,7 +132,7 @@ class AscendRows:
                     found = call_lines(self, self.inside[nest.sinks[0]])
                 case _:
                     found = self._loop(nest)
-            lines += [*block(found), "asc_syncthreads();"]
+            lines += [*block(found), BARRIER]
         return lines[:-1]
 
     def _windows(self) -> frozenset[str]:

@@ -33,7 +33,7 @@ from tilewright.targets.ascend950.simulation import (
 )
 from tilewright.targets.ascend950.target import MODEL_SUFFIX
 
-TILES_VERSION = 1  # of the choice of tiles, which may decide bits
+TILES_VERSION = 2  # of the choice of tiles, which may decide bits
 SOURCES_ONLY = "sources only: no CANN was found when this artifact was made\n"
 BISHENG_FLAGS = ("-O2", "-fPIC", "--npu-arch=dav-3510", "-ffp-contract=off", "-std=c++17")
 _PLAIN_INLINE = "static inline __attribute__((always_inline, unused))"
@@ -135,7 +135,8 @@ class AscendToolchain:
 
     def ascendc(self, text: str) -> str:
         """Print a module; kernels are printed once, and found by content afterwards."""
-        module = take_apart(text)
+        with self._lock:  # CPython 3.11 counts the depth of syntax trees for all threads together
+            module = take_apart(text)
         printed = {name: self._printed(kernel) for name, kernel in module.kernels.items()}
         return put_together(module, printed)
 
