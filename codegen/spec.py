@@ -34,8 +34,9 @@ class Numerics:
     sums of a row reduction, combined by a fixed tree. `atom`: fused multiply-adds one by one, or a
     matrix instruction over 16 values of k; over codes, `wgmma_e4m3` (sums of `chunk` values of k
     leave the matrix unit and are scaled and added in fp32) or `mx` (scales enter the unit).
-    `scale_order`: whether block scales are applied to each weight, or to the sum of a block. `weights`: whether the weights of an
-    attention meet values of 16 bits whole, as a sum of parts, or rounded to the values' type.
+    `scale_order`: whether block scales are applied to each weight, or to the sum of a block.
+    `weights`: whether the weights of an attention meet values of 16 bits whole, as a sum of parts,
+    or rounded to the values' type.
     """
 
     accumulate: str = "f32"
