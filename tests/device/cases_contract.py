@@ -71,7 +71,6 @@ def _timed() -> dict[str, Graph]:
         "wo_b": linear([("fp8", HIDDEN)], 8192),
         "shared w1, w3": linear([("fp8", WIDTH), ("fp8", WIDTH)], HIDDEN, gated=True),
         "shared w2": linear([("fp8", HIDDEN)], WIDTH),
-        "hyper": linear([("f32", 24)], 4 * HIDDEN),
         "gate": linear([("bf16", EXPERTS)], HIDDEN),
         "experts w1, w3": experts(
             "fp4", n=WIDTH, k=HIDDEN, shared=True, gated=True, count=EXPERTS, slots=SLOTS
