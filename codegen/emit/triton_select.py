@@ -68,12 +68,12 @@ def _top_k(
     last = Index(j, f"{j} < {width}" if padded != width else "")
     value = _shown(values, scope, node, outer, last)
     key = values.name(scope, "key", f"tw_order_key({value})")
-    alive = f"tl.where({j} < {width}, tw_placed({key}, {j}), tw_no_place())"
+    alive = f"tl.where({j} < {width}, tw_keyed_place({key}, {j}), tw_no_key())"
     left = values.name(scope, "left", alive)
-    result = "tw_place(top)" if node.op == "top_k_indices" else "tw_key_value(tw_key(top))"
+    result = "tw_place_of(top)" if node.op == "top_k_indices" else "tw_key_value(tw_key_of(top))"
     scope.lines += [
         f"for taken in range(0, {k}):",
         f"    top = tl.max({left}, axis=0)",
         f"    tl.store({pointer} + {values.row.text} * {k} + taken, {result})",
-        f"    {left} = tl.where({left} == top, tw_no_place(), {left})",
+        f"    {left} = tl.where({left} == top, tw_no_key(), {left})",
     ]

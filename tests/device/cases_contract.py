@@ -76,7 +76,6 @@ def _timed() -> dict[str, Graph]:
         "7168 x 4096": linear([("fp8", 7168)], 4096),
         "7168 x 4096, scales of 128": linear([("fp8_128", 7168)], 4096),
         "4096 x 4096": linear([("bf16", 4096)], 4096),
-        "hyper": linear([("f32", 24)], 4 * HIDDEN),
         "gate": linear([("bf16", EXPERTS)], HIDDEN),
         "experts w1, w3": experts(
             "fp4", n=WIDTH, k=HIDDEN, shared=True, gated=True, count=EXPERTS, slots=SLOTS

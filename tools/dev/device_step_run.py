@@ -160,12 +160,12 @@ def _experts_met(found: Opened, step: Step, launches: Launches) -> dict[int, int
     """How many experts the tokens of a step meet, by launch."""
     bucket, met = found.executor.bucket(step.dims), dict[int, int]()
     for i, launch in enumerate(bucket.launches):
+        ids = [a for a in launch.arguments if a.kind == "buffer" and "top_k" in a.name]
         with found.session._chip.active():
             launches[i]()
-        ids = [a for a in launch.arguments if a.kind == "buffer" and "top_k" in a.name]
-        if "experts_w" in launch.group and ids:
-            chosen = found.session._copied(ids[0], bucket)
-            met[i] = len(set(chosen[: step.dims["tokens"]].reshape(-1).tolist()))
+            if "experts_w" in launch.group and ids:
+                chosen = found.session._copied(ids[0], bucket)
+                met[i] = len(set(chosen[: step.dims["tokens"]].reshape(-1).tolist()))
     return met
 
 

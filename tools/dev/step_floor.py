@@ -91,7 +91,7 @@ class Floors:
 
     def _listed(self, launch: LaunchRecord, state: StateRecord) -> int:
         """The most entries of a state that one token reads."""
-        if self._kernels[launch.kernel].template == "latent":
+        if self._kernels[launch.kernel].template.startswith("latent"):
             return WINDOW if state.scope == "window" else SELECTED
         op = self._kernels[launch.kernel].nodes[-1]
         return CANDIDATES if "within" in op or "select_within" in launch.group else 1 << 30
@@ -109,7 +109,7 @@ class Floors:
         kernel = self._kernels[launch.kernel]
         dims = {**self._dims, "tokens": self._tokens()}
         found = evaluate(kernel.flops, dims)
-        if kernel.template == "select" and self._shape.tokens > 1:
+        if kernel.template.startswith("select") and self._shape.tokens > 1:
             found //= 2  # a token sees half of its prompt on average
         return found
 
