@@ -140,8 +140,8 @@ SHARES = 3  # of the mutants, compiled together
 def test_mutants_of_emitted_kernels(
     name: str, share: int, kernel_cache: Path, tmp_path: Path
 ) -> None:
-    """Both kinds of core, buffers in two stages, arrivals between cores: every flag. An address that
-    moves by a row within a buffer that has room is seen in the values."""
+    """Both kinds of core, buffers in two stages, arrivals between cores: every flag. An address
+    that moves by a row within a buffer that has room is seen in the values."""
     made, draw, least = EMITTED[name]
     base = made()
     every = [(f"{name}:{mutant}", text) for mutant, text in mutants(base)]
