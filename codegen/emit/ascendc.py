@@ -238,14 +238,21 @@ def _fitting(
     body: Graph, nodes: Sequence[str], rows: Dim, sinks: Mapping[str, str], lanes: int
 ) -> AscendRows:
     """Return the program; operands with the longest rows stay in global memory if one row of all
-    does not fit the buffer."""
+    does not fit the buffer, then the longest kept values are computed where they are read."""
     program = AscendRows(body, nodes, rows, sinks, lanes)
+    again: frozenset[str] = frozenset()
     while not fits(list(program.regions.values())):
         brought = [(c.row_bytes, c.tensor) for c in program.copies.values() if c.how != "indexed"]
         if not brought:
             break
         far = program.far | {max(brought)[1]}
         program = AscendRows(body, nodes, rows, sinks, lanes, far=far)
+    while not fits(list(program.regions.values())):
+        longest = program.longest_kept()
+        if longest is None:
+            break
+        again |= {longest}
+        program = AscendRows(body, nodes, rows, sinks, lanes, far=program.far, again=again)
     return program
 
 
