@@ -62,6 +62,7 @@ class Launch:
     num_stages: int = 2
     pointers: tuple[Pointer, ...] = field(default=())
     descriptors: tuple[Descriptor, ...] = field(default=())
+    registers: int = 0  # at most so many a thread; 0: as many as it takes
 
 
 def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
@@ -97,6 +98,7 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
             f'        "ints": {list(int_names(spec.body))!r},',
             f'        "num_warps": {launch.num_warps},',
             f'        "num_stages": {launch.num_stages},',
+            f'        "registers": {launch.registers},',
             "    },",
         ]
     return "\n".join([*lines, ")"])

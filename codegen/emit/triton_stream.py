@@ -16,6 +16,7 @@ from tilewright.graph import Node
 from tilewright.graph.dims import DimJson, to_json
 
 PROGRAMS = 132  # one a core: of an H200; fewer cores run them in turn
+FEW = 2  # the value of `stream` where a block has few rows and 64 columns
 NEIGHBOURS = 8  # blocks of rows that share columns before the next columns come
 
 
@@ -34,7 +35,13 @@ def stream_launch(spec: KernelSpec, anchors: list[Node], work: tuple[Pointer, ..
                 (TILE_ROWS, SPAN),
             )
         )  # fmt: skip
-    tiles: DimJson = ["mul", ["ceildiv", rows, schedule["bm"]], _blocks(spec, anchors)]
+    row_blocks: DimJson = ["ceildiv", rows, schedule["bm"]]
+    if schedule["stream"] == FEW:
+        segments = spec.numerics.segments if schedule["split"] else 1
+        blocks = row_blocks, _blocks(spec, anchors), segments
+        most = 64 if schedule["bm"] <= 16 else 96
+        return Launch("contract", blocks, 4, 2, work, tuple(found), most)
+    tiles: DimJson = ["mul", row_blocks, _blocks(spec, anchors)]
     if schedule["split"]:
         tiles = ["mul", tiles, spec.numerics.segments]
     grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, PROGRAMS], 1, 1)
@@ -85,6 +92,7 @@ def stream_texts(
         start = stop
     return {
         "coded": spec.numerics.atom in CODE_ATOMS,
+        "few": schedule["stream"] == FEW,
         "names": ", ".join(["row_tiles", *(c["tiles"] for c in columns)]),
         "columns": columns,
         "blocks": start,

@@ -78,6 +78,8 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
         "num_stages": launch["num_stages"],
         "enable_fp_fusion": False,
     }
+    if launch["registers"]:
+        options["maxnreg"] = launch["registers"]
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

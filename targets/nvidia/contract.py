@@ -69,7 +69,7 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         few = few and rows * slots <= _FEW_SLOTS
     ordered = _tiles(body, anchors, numerics.segments, meets, few=few)
     streamed = _streams(body, anchors, numerics, rows)
-    least = 32 if numerics.atom in CODE_ATOMS else 256
+    least = 0 if numerics.atom in CODE_ATOMS else 256
     found = [
         Schedule.of(
             bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
@@ -78,7 +78,8 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         for split, listed in _forms(first, numerics, rows, few=few, plain=_plain(body, anchors))
         for bm, bn, bk, warps, stages in ordered
     ]
-    return tuple(dict.fromkeys([*streamed, *found] if rows >= least else [*found, *streamed]))
+    lead = 3 if rows >= least else 0
+    return tuple(dict.fromkeys([*streamed[:lead], *found[:8], *streamed[lead:], *found[8:]]))
 
 
 # Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.
@@ -105,7 +106,13 @@ def _streams(
     alone = len(sections_of(body, anchors)) == len(anchors)
     splits = [1] if not alone else [0] if numerics.segments == 1 else [1, 0] if rows <= 64 else [0]
     tiles = sorted(_STREAMS, key=lambda tile: tile[0] == 128) if rows <= 64 else _STREAMS
-    return [
+    few = [
+        Schedule.of(bm=bm, bn=64, bk=SPAN, warps=4, stages=stages, row_warps=4, split=splits[0],
+                    listed=0, stream=2)
+        for bm, stages in ((8, 4), (16, 4), (8, 6))
+        if rows <= bm
+    ]  # fmt: skip
+    return few + [
         Schedule.of(bm=bm, bn=bn, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
                     listed=0, stream=1)
         for split in splits
