@@ -16,7 +16,7 @@ from tilewright.graph.dims import DimJson, to_json
 
 WIDTH, ROW_BYTES = 128, 68
 MOST_LISTED = 4096  # of TW_LISTED
-CHOICE_BYTES = 4 * (2 * MOST_LISTED + 24 * 32 + 3 * 32 + 1)
+CHOICE_BYTES = 4 * (2 * MOST_LISTED + 20 * 32 + 5 * 32 + 1)
 
 
 def index_parts(
