@@ -119,21 +119,22 @@ def render_chat(messages: Sequence[Message], model: ModelRecord, special: Mappin
     if model.chat_template is None:
         raise RequestError(f"chat: model '{model.name}' has no chat template: want a plain prompt")
     _check_messages(messages)
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        from tilewright.runtime.chat_template import render  # jinja2 takes time to import
+    except ModuleNotFoundError:
+        raise RequestError(
+            "chat: jinja2 is not installed, and a chat template needs it: want a plain prompt"
+        ) from None
 
     def refuse(text: str) -> None:
         raise RequestError(f"chat: the template refuses the messages: {text}")
 
     try:
-        template = environment.from_string(model.chat_template)
-        return template.render(
-            messages=[dict(m) for m in messages],
-            add_generation_prompt=True,
-            raise_exception=refuse,
-            **special,
-        )
+        values = {
+            "messages": [dict(m) for m in messages], "add_generation_prompt": True,
+            "raise_exception": refuse, **special,
+        }  # fmt: skip
+        return render(model.chat_template, values)
     except RequestError:
         raise
     except Exception as error:  # a template is a foreign program, and may raise whatever there is

@@ -1,0 +1,87 @@
+"""Chat templates: what jinja says they mean, and an end to those that would not end."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tilewright.runtime.chat_template import MAX_TEXT_CHARS, render
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "100% of x*y?"}]
+ORDINARY = [
+    "{% for m in messages %}<|{{ m.role }}|>{{ m['content'] + eos }}{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ loop.index % 2 }}{{ m.content ~ '!' }}"
+    "{% else %}none{% endfor %}",
+    "{% macro show(m) %}[{{ m.content|trim }}{{ caller() }}]{% endmacro %}"
+    "{% for m in messages %}{% call show(m) %}{{ loop.index0 }}{% endcall %}{% endfor %}",
+    "{% set ns = namespace(text='') %}{% for m in messages %}"
+    "{% set ns.text = ns.text ~ m.role ~ loop.index ~ none %}{% endfor %}{{ ns.text }}",
+    "{{ messages[0].content.replace('b', 'bb') }}{{ 'a-b'|replace('-', '+') }}",
+    "{{ '%s and %03d' % ('x', 7) }}{{ 'x' * 3 }}{{ 2 ** 10 }}{{ 'x'|center(9) }}{{ 7 % 4 }}",
+    "{% set turn = 1 %}{% set join = 2 %}{% for i in range(3) %}{{ i ~ turn }}{% endfor %}",
+    "{% for a in [1, [2, [3]]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}",
+]
+ENDLESS = [
+    "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% set turn = 0 %}{% for i in range(999) %}{% for j in range(999) %}{% endfor %}{% endfor %}",
+]
+HUGE = [
+    "{% set ns = namespace(s='x' * 99) %}"
+    "{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}"
+    "{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "{{ 'x' * 10 ** 9 }}",
+    "{{ 10 ** 9 * [1] }}",
+    "{{ 10 ** 9999999 }}",
+    "{{ 10 ** 99 ** 99 ** 99 }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ 'x'.ljust(10 ** 9) }}",
+    "{{ 'x'|center(10 ** 9) }}",
+    "{{ ('x' * 10 ** 6).replace('x', 'y' * 10 ** 6) }}",
+    "{{ ('x' * 10 ** 6)|replace('x', 'y' * 10 ** 6) }}",
+]
+
+
+def rendered_plainly(source: str, values: dict[str, Any]) -> str:
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    return plain.from_string(source).render(**values)
+
+
+@pytest.mark.parametrize("source", ORDINARY)
+def test_ordinary_templates_mean_what_jinja_says(source: str) -> None:
+    values = {"messages": MESSAGES, "eos": "</s>"}
+    assert render(source, values) == rendered_plainly(source, values)
+
+
+@given(st.lists(st.text(max_size=20), max_size=6), st.sampled_from(ORDINARY[:4]))
+def test_any_content_goes_through_unchanged(contents: list[str], source: str) -> None:
+    values = {"messages": [{"role": "user", "content": c} for c in contents], "eos": "</s>"}
+    assert render(source, values) == rendered_plainly(source, values)
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_endless_templates_end(source: str) -> None:
+    with pytest.raises(SecurityError, match="ran 100000 times"):
+        render(source, {})
+
+
+@pytest.mark.parametrize("source", HUGE)
+def test_texts_that_grow_without_bound_are_refused(source: str) -> None:
+    with pytest.raises(SecurityError):
+        render(source, {})
+
+
+def test_the_bound_on_texts_is_where_it_says() -> None:
+    assert render("{{ ('x' * n)|length }}", {"n": MAX_TEXT_CHARS}) == str(MAX_TEXT_CHARS)
+    with pytest.raises(SecurityError, match=f"want at most {MAX_TEXT_CHARS}"):
+        render("{{ ('x' * n)|length }}", {"n": MAX_TEXT_CHARS + 1})
+
+
+def test_a_template_reaches_nothing_but_its_values() -> None:
+    with pytest.raises(SecurityError):
+        render("{{ ''.__class__.__mro__ }}{{ messages.append(1) }}", {"messages": []})
