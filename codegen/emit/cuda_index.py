@@ -82,7 +82,7 @@ def index(spec: KernelSpec) -> Mapping[str, Any]:
 
 def _streams(node: Node) -> list[Mapping[str, Any]]:
     k, blocks = (int(str(node.attr.get(name, 0))) for name in ("k", "blocks"))
-    found = [{"name": "best", "k": k, "offset": 0}]
+    found: list[Mapping[str, Any]] = [{"name": "best", "k": k, "offset": 0}]
     return [*found, {"name": "blocks", "k": blocks, "offset": k}] if blocks else found
 
 
