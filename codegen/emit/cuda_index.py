@@ -16,7 +16,7 @@ from tilewright.graph.dims import DimJson, to_json
 
 WIDTH, ROW_BYTES = 128, 68
 MOST_LISTED = 4096  # of TW_LISTED
-CHOICE_BYTES = 4 * (2 * MOST_LISTED + 24 * 32 + 3 * 32 + 1)
+CHOICE_BYTES = 4 * (2 * MOST_LISTED + 20 * 32 + 5 * 32 + 1)
 
 
 def index_parts(
@@ -82,7 +82,7 @@ def index(spec: KernelSpec) -> Mapping[str, Any]:
 
 def _streams(node: Node) -> list[Mapping[str, Any]]:
     k, blocks = (int(str(node.attr.get(name, 0))) for name in ("k", "blocks"))
-    found = [{"name": "best", "k": k, "offset": 0}]
+    found: list[Mapping[str, Any]] = [{"name": "best", "k": k, "offset": 0}]
     return [*found, {"name": "blocks", "k": blocks, "offset": k}] if blocks else found
 
 

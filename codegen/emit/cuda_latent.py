@@ -33,7 +33,7 @@ _TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsign
 
 def latent(spec: KernelSpec) -> Mapping[str, Any]:
     """Return the template's variables."""
-    body, split = spec.body, bool(spec.schedule.values["split"])
+    body, split = spec.body, spec.schedule.values["split"]
     assert spec.numerics.chunk == CHUNK, spec.numerics
     (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
     ((_, out),) = body.outputs
@@ -132,7 +132,7 @@ def _units(body: Graph, anchor: Node, window_units: int) -> tuple[DimJson, str]:
     return extent, f"({window_units} + ({pages} * {per_page} + {CHUNK - 1}) / {CHUNK})"
 
 
-def _launches(anchor: Node, units: DimJson, split: bool) -> tuple[list[Launch], DimJson]:
+def _launches(anchor: Node, units: DimJson, split: int) -> tuple[list[Launch], DimJson]:
     heads, tokens = constant(anchor.type.shape[1]), to_json(anchor.type.shape[0])
     groups = heads // HEADS
     if not split:
@@ -146,7 +146,7 @@ def _launches(anchor: Node, units: DimJson, split: bool) -> tuple[list[Launch], 
         }
     )
     return [
-        Launch("parts", (groups, tokens, units), THREADS // 32, 1, work),
+        Launch("parts", (groups, tokens, ["ceildiv", units, split]), THREADS // 32, 1, work),
         Launch("combine", (heads, tokens, 1), COMBINE_THREADS // 32, 1, work),
     ], scratch
 

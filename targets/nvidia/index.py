@@ -65,7 +65,7 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     slab = 4
     while slab < min(rows, MOST_SLAB):
         slab *= 2
-    spans = (256, 1024) if rows <= 16 else (1024, 4096)
+    spans = (256,) if rows <= 16 else (1024,) if rows <= 64 else (4096,)
     return tuple(Schedule.of(slab=slab, span=span) for span in spans)
 
 

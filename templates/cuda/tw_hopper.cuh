@@ -50,6 +50,11 @@ TW_DEVICE uint64_t tw_tile(uint32_t address, uint32_t lead) {
          (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+// The tile that begins so many bytes further on.
+TW_DEVICE uint64_t tw_tile_at(uint64_t tile, uint32_t num_bytes) {
+  return (tile & 0xFFFFFFFF00000000ull) | (uint32_t)((uint32_t)tile + (num_bytes >> 4));
+}
+
 #define TW_REGS16(d)                                                                           \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),          \
       "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),  \
@@ -139,6 +144,13 @@ TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
   uint32_t both;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
   return both;
+}
+
+// The larger one; NaN where either is.
+TW_DEVICE float tw_max_or_nan(float a, float b) {
+  float found;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+  return found;
 }
 
 TW_DEVICE void tw_store16(uint32_t address, uint4 x) {

@@ -33,23 +33,21 @@ TW_DEVICE void tw_load_index_weights(float (&weights)[kHeads / 4], const Weight*
   }
 }
 
-// A quarter of the rows of places `row` and `row` + 8.
+// A quarter of the rows of places `row` and `row` + 8; -1 is no row.
 struct tw_quarter {
   uint32_t codes[2][4], scale[2];
   bool there[2];
 
-  template <class RowOf>
-  __device__ __forceinline__ void load(const unsigned char* state, int place, const RowOf& row_of) {
+  __device__ __forceinline__ void load(const unsigned char* state, const int64_t (&at)[2]) {
     const int quarter = threadIdx.x & 3;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t at = row_of(place + 8 * h);
       scale[h] = 127;
-      there[h] = at >= 0;
+      there[h] = at[h] >= 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes[h][i] = 0;
       if (there[h]) {
-        const unsigned char* from = state + at;
+        const unsigned char* from = state + at[h];
         scale[h] = __ldg(from + 64 + quarter);
 #pragma unroll
         for (int i = 0; i < 4; ++i) codes[h][i] = __ldg((const uint32_t*)from + quarter * 4 + i);
@@ -80,18 +78,49 @@ TW_DEVICE float tw_index_score(const float (&d)[kHeads / 2], const float (&weigh
   return __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
 }
 
-// Keys of the scores of places begin .. end, 64 to a group of warps; `row_of` gives a place's row.
-template <int kHeads, class RowOf>
+// What a thread knows of later tiles: entries of its two places, then their pages, then rows.
+template <class Where>
+struct tw_coming {
+  const Where& where;
+  int end, entry[2], paged[2], page[2];
+
+  __device__ __forceinline__ void find_entries(int place) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      entry[h] = place + 8 * h < end ? where.entry_of(place + 8 * h) : -1;
+    }
+  }
+  __device__ __forceinline__ void find_pages() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      paged[h] = entry[h];
+      page[h] = entry[h] < 0 ? -1 : where.page_of(entry[h]);
+    }
+  }
+  __device__ __forceinline__ void load(tw_quarter& rows, const unsigned char* state) const {
+    int64_t at[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) at[h] = paged[h] < 0 ? -1 : where.row_of(paged[h], page[h]);
+    rows.load(state, at);
+  }
+};
+
+// Keys of the scores of places begin .. end, 64 to a group of warps. Rows of the next tile, pages of the
+// one after and entries of the one after that are on their way while a tile is scored.
+template <int kHeads, class Where>
 TW_DEVICE void tw_score_entries(const unsigned char* state, uint32_t queries,
                                 const float (&weights)[kHeads / 4], int begin, int end,
-                                const RowOf& row_of, int* keys) {
-  const int groups = blockDim.x / 128, group = threadIdx.x / 128;
+                                const Where& where, int* keys) {
+  const int stride = blockDim.x / 128 * 64;
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  tw_quarter now, next;
-  int tile = begin + group * 64;
-  if (tile < end) now.load(state, tile + row, row_of);
-  for (; tile < end; tile += groups * 64) {
-    if (tile + groups * 64 < end) next.load(state, tile + groups * 64 + row, row_of);
+  const uint64_t heads = tw_tile(queries, 16);
+  tw_coming<Where> coming{where, end};
+  tw_quarter even, odd;
+  int tile = begin + __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0) * 64;
+  const auto score = [&](const tw_quarter& now, tw_quarter& next) {
+    coming.load(next, state);
+    coming.find_pages();
+    coming.find_entries(tile + 3 * stride + row);
     float d[kHeads / 2];
     uint32_t a[TW_STEPS][4];
 #pragma unroll
@@ -99,19 +128,28 @@ TW_DEVICE void tw_score_entries(const unsigned char* state, uint32_t queries,
     tw_fence_registers();
 #pragma unroll
     for (int step = 0; step < TW_STEPS; ++step) {
-      tw_score_rows(d, a[step], tw_tile(queries + step / 4 * kHeads * 128 + step % 4 * 32, 16),
-                    step > 0);
+      tw_score_rows(d, a[step], tw_tile_at(heads, step / 4 * kHeads * 128 + step % 4 * 32), step > 0);
     }
     tw_commit();
     tw_finish(d);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float score = tw_index_score<kHeads>(d, weights, h);
+      const float found = tw_index_score<kHeads>(d, weights, h);
       const int place = tile + row + 8 * h;
       if ((threadIdx.x & 3) == 0 && place < end) {
-        keys[place] = now.there[h] ? tw_order_key(score) : TW_NO_KEY;
+        keys[place] = now.there[h] ? tw_order_key(found) : TW_NO_KEY;
       }
     }
-    now = next;
+    tile += stride;
+  };
+  coming.find_entries(tile + row);
+  coming.find_pages();
+  coming.load(even, state);
+  coming.find_entries(tile + stride + row);
+  coming.find_pages();
+  coming.find_entries(tile + 2 * stride + row);
+  while (tile < end) {
+    score(even, odd);
+    if (tile < end) score(odd, even);
   }
 }

@@ -33,27 +33,37 @@ TW_DEVICE float tw_join_sum(float first, float first_scale, float next, float ne
   return __fmaf_rn(first, first_scale, __fmul_rn(next, next_scale));
 }
 
+// tw_exp of what is not positive, with its bits down to -87, where results are normal still: the power
+// of two is added to the exponent. Below, the result stays at exp(-87).
+TW_DEVICE float tw_exp_of_negative(float x) {
+  const float t = tw_max_or_nan(x, -87.0f), n = __fmaf_rn(t, 0x1.715476p+0f, 0x1.8p+23f);
+  const float m = __fsub_rn(n, 0x1.8p+23f);
+  const float r = __fmaf_rn(m, 0x1.05c61p-29f, __fmaf_rn(m, -0x1.62e43p-1f, t));
+  float y = __fmaf_rn(r, 0x1.64102cp-10f, 0x1.1233aep-7f);
+  y = __fmaf_rn(__fmaf_rn(y, r, 0x1.55611p-5f), r, 0x1.55549cp-3f);
+  y = __fmaf_rn(__fmul_rn(r, r), __fmaf_rn(y, r, 0x1.fffff2p-2f), r);
+  y = __fadd_rn(y, 1.0f);
+  return __int_as_float((int)((uint32_t)__float_as_int(y) + ((uint32_t)__float_as_int(n) << 23)));
+}
+
 // A running maximum and sum, and the factors on the values so far and on those of the next chunk.
 struct tw_running {
-  float top = TW_EMPTY, total = 0.0f, keep = 0.0f, take = 0.0f;
+  float top = TW_EMPTY, total = 0.0f, keep = 0.0f, take = 0.0f;  // keep: in the end, of all values
 
   __device__ __forceinline__ void join(float next_top, float next_total) {
     const float new_top = fmaxf(top, next_top), shift = tw_join_shift(new_top);
-    keep = tw_exp(top - shift);
-    take = tw_exp(next_top - shift);
+    keep = tw_exp_of_negative(top - shift);
+    take = tw_exp_of_negative(next_top - shift);
     total = tw_join_sum(total, keep, next_total, take);
     top = new_top;
   }
 
-  // The sink joins the sum of weights: `keep` is then the factor on the values, `total` divides.
+  // The sink joins the sum of weights: `keep` is then the factor on the values.
   __device__ __forceinline__ void finish(float sink) {
     const float shift = tw_join_shift(fmaxf(top, sink));
     keep = tw_exp(top - shift);
     total = __fmaf_rn(total, keep, tw_exp(sink - shift));
-  }
-
-  __device__ __forceinline__ float value(float mixed) const {
-    return __fdiv_rn(__fmul_rn(mixed, keep), total);
+    keep = __fdiv_rn(keep, total);
   }
 };
 
@@ -78,11 +88,12 @@ TW_DEVICE void tw_load_queries(const void* queries, uint32_t base, int thread) {
 }
 
 TW_DEVICE void tw_score_chunk(float (&d)[32], uint32_t queries, uint32_t rows) {
+  const uint64_t a = tw_tile(queries, 16), b = tw_tile(rows, 16);
   tw_fence_registers();
 #pragma unroll
   for (int k = 0; k < 32; ++k) {
     const uint32_t at = (k >> 2) * TW_PANEL + (k & 3) * 32;
-    tw_scores(d, tw_tile(queries + at, 16), tw_tile(rows + at, 16), k > 0);
+    tw_scores(d, tw_tile_at(a, at), tw_tile_at(b, at), k > 0);
   }
   tw_commit();
   tw_finish(d);
@@ -109,8 +120,9 @@ TW_DEVICE void tw_weigh(float (&d)[32], uint32_t (&p)[16], float (&most)[2], flo
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float shift = tw_join_shift(most[i & 1]), a = d[2 * i], b = d[2 * i + 1];
-    const float first = a == TW_EMPTY ? 0.0f : tw_exp(a - shift);
-    const float second = b == TW_EMPTY ? 0.0f : tw_exp(b - shift);
+    // Both are taken before they are chosen: a branch around each would let none run beside another.
+    const float of_a = tw_exp_of_negative(a - shift), of_b = tw_exp_of_negative(b - shift);
+    const float first = a == TW_EMPTY ? 0.0f : of_a, second = b == TW_EMPTY ? 0.0f : of_b;
     p[i] = tw_pack(first, second);
     sums[i & 1] = tw_add(sums[i & 1], tw_add(first, second));
   }
@@ -147,10 +159,10 @@ TW_DEVICE void tw_load_weights(uint32_t (&p)[4][4], uint32_t weights, int thread
 }
 
 // Sends for part [64, 32] = weights times 32 columns of the rows.
-TW_DEVICE void tw_mix_columns(float (&part)[16], const uint32_t (&p)[4][4], uint32_t rows, int j) {
-  const uint32_t columns = rows + j / 2 * TW_PANEL + j % 2 * 64;
+TW_DEVICE void tw_mix_columns(float (&part)[16], const uint32_t (&p)[4][4], uint64_t rows, int j) {
+  const uint32_t columns = j / 2 * TW_PANEL + j % 2 * 64;
   tw_fence_registers();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) tw_mix(part, p[k], tw_tile(columns + k * 2048, 1024), k > 0);
+  for (int k = 0; k < 4; ++k) tw_mix(part, p[k], tw_tile_at(rows, columns + k * 2048), k > 0);
   tw_commit();
 }

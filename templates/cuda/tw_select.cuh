@@ -4,7 +4,7 @@
 #include "tw_hopper.cuh"
 
 #define TW_THREADS 1024
-#define TW_ROUNDS 24        // keys of a thread: TW_ROUNDS * TW_THREADS are looked at together
+#define TW_ROUNDS 20        // keys of a thread: TW_ROUNDS * TW_THREADS are looked at together
 #define TW_LISTED 4096      // keys that a list holds
 #define TW_NO_KEY INT32_MIN
 #define TW_KEY_OF_MINUS_INF (-2139095041)
@@ -22,33 +22,48 @@ TW_DEVICE int tw_order_key(float x) {
 struct tw_choice {
   int keys[TW_LISTED], ids[TW_LISTED];  // a list in order of arrival
   int counts[TW_ROUNDS][32];            // of each warp in each round
-  int sums[2][32], before[32], total;
+  int sums[2][2][32], before[32], total;
 };
 
-// The sum of a number of each thread. `turn` alternates, so that one barrier a call is enough.
-TW_DEVICE int tw_block_sum(tw_choice* shared, int x, int& turn) {
+// Sums of two numbers of each thread. `turn` alternates, so that one barrier a call is enough.
+TW_DEVICE void tw_block_sums(tw_choice* shared, int& x, int& y, int& turn) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   x = __reduce_add_sync(0xFFFFFFFFu, x);
-  const int lane = threadIdx.x & 31;
+  y = __reduce_add_sync(0xFFFFFFFFu, y);
   turn ^= 1;
-  if (lane == 0) shared->sums[turn][threadIdx.x >> 5] = x;
+  if (lane == 0) shared->sums[turn][0][warp] = x, shared->sums[turn][1][warp] = y;
   __syncthreads();
-  return __reduce_add_sync(0xFFFFFFFFu, shared->sums[turn][lane]);
+  x = __reduce_add_sync(0xFFFFFFFFu, shared->sums[turn][0][lane]);
+  y = __reduce_add_sync(0xFFFFFFFFu, shared->sums[turn][1][lane]);
 }
 
-// The k-th largest of at least k keys, bit by bit from the highest.
+TW_DEVICE int tw_block_sum(tw_choice* shared, int x, int& turn) {
+  int none = 0;
+  tw_block_sums(shared, x, none, turn);
+  return x;
+}
+
+// The k-th largest of at least k keys, two bits at a time from the highest. Counts of a block fit in
+// 16 bits, so that two are added as one.
 template <int kRounds>
 TW_DEVICE int tw_kth(tw_choice* shared, const int (&key)[kRounds], int rounds, int k, int& turn) {
-  int found = TW_NO_KEY;
-  for (int bit = 31; bit >= 0; --bit) {
-    const int tried = (int)((uint32_t)found ^ 1u << bit);
-    int count = 0;
+  static_assert(kRounds * TW_THREADS < 32768, "counts of 15 bits");
+  uint32_t found = 0;  // of keys with the sign turned, which order as unsigned numbers
+  for (int bit = 30; bit >= 0; bit -= 2) {
+    const int one = (int)((found | 1u << bit) ^ 1u << 31), two = (int)((found | 2u << bit) ^ 1u << 31);
+    const int three = (int)((found | 3u << bit) ^ 1u << 31);
+    int outer = 0, middle = 0;
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      if (r < rounds) count += key[r] >= tried;
+      if (r >= rounds) break;
+      outer += (key[r] >= one) + ((key[r] >= three) << 16);
+      middle += key[r] >= two;
     }
-    if (tw_block_sum(shared, count, turn) >= k) found = tried;
+    tw_block_sums(shared, outer, middle, turn);
+    const uint32_t digit = outer >> 16 >= k ? 3 : middle >= k ? 2 : (outer & 0xFFFF) >= k ? 1 : 0;
+    found |= digit << bit;
   }
-  return found;
+  return (int)(found ^ 1u << 31);
 }
 
 // Numbers what is flagged (bit r of `flags`: key r) in order of round, then thread, and gives each number
@@ -64,20 +79,26 @@ TW_DEVICE int tw_number(tw_choice* shared, uint32_t flags, int rounds, const Tak
     if (lane == 0) shared->counts[r][warp] = __popc(votes);
   }
   __syncthreads();
-  if (warp == 0) {  // a lane sums the warps of its round, then the rounds before it are added
-    int total = 0;
-    for (int w = 0; w < 32 && lane < rounds; ++w) {
-      const int count = shared->counts[lane][w];
-      shared->counts[lane][w] = total;
-      total += count;
-    }
-    int before = total;
+  if (warp < rounds) {  // a warp sums the warps before each in its round
+    const int count = shared->counts[warp][lane];
+    int upto = count;
     for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xFFFFFFFFu, before, step);
-      if (lane >= step) before += other;
+      const int other = __shfl_up_sync(0xFFFFFFFFu, upto, step);
+      if (lane >= step) upto += other;
     }
-    shared->before[lane] = before - total;
-    if (lane == 31) shared->total = before;
+    shared->counts[warp][lane] = upto - count;
+    if (lane == 31) shared->before[warp] = upto;
+  }
+  __syncthreads();
+  if (warp == 0) {  // and one the rounds before each
+    const int count = lane < rounds ? shared->before[lane] : 0;
+    int upto = count;
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFFu, upto, step);
+      if (lane >= step) upto += other;
+    }
+    shared->before[lane] = upto - count;
+    if (lane == 31) shared->total = upto;
   }
   __syncthreads();
 #pragma unroll

@@ -38,7 +38,7 @@ def runs(p: Problem, folder: Path) -> dict[str, HopperRun]:
         name: HopperRun(
             KernelSpec("attend", body.graph, template.name, numerics, Schedule.of(split=split),
                        body.buffers), template, folder / name)
-        for name, split in (("whole", 0), ("split", 1))
+        for name, split in (("whole", 0), ("split", 1), ("pairs", 2))
     }  # fmt: skip
 
 
@@ -52,11 +52,12 @@ def test_near_the_reference(name: str, tmp_path: Path) -> None:
     p = CASES[name]
     made = runs(p, tmp_path)
     step = make_step(p, [(0, 1), (300, 1), (130, 1)], seed=3)
-    whole, split = (made[n].run(operands(p, step), step.dims) for n in ("whole", "split"))
+    whole, split, pairs = (made[n].run(operands(p, step), step.dims) for n in made)
     want = torch.from_numpy(expected(p, step))
     error = (whole.double() - want).norm(dim=-1) / want.norm(dim=-1).clamp_min(1e-30)
     assert float(error.max()) < 6e-3
     assert torch.equal(whole.view(torch.int16), split.view(torch.int16))
+    assert torch.equal(whole.view(torch.int16), pairs.view(torch.int16))
     alone = step.take(np.array([1]))
     found = made["whole"].run(operands(p, alone), alone.dims)
     assert torch.equal(found[0].view(torch.int16), whole[1].view(torch.int16))

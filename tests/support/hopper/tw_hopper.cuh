@@ -161,6 +161,9 @@ struct Tile { uint32_t start, lead, stride; };
 TW_DEVICE uint64_t tw_tile(uint32_t address, uint32_t lead) {
   return (uint64_t)(address >> 4) | (uint64_t)(lead >> 4) << 16 | (uint64_t)64 << 32;
 }
+TW_DEVICE uint64_t tw_tile_at(uint64_t tile, uint32_t num_bytes) {
+  return (tile & 0xFFFFFFFF00000000ull) | (uint32_t)((uint32_t)tile + (num_bytes >> 4));
+}
 static inline Tile tile_of(uint64_t t) {
   return {(uint32_t)(t & 0x3FFF) << 4, (uint32_t)(t >> 16 & 0x3FFF) << 4,
           (uint32_t)(t >> 32 & 0x3FFF) << 4};
@@ -240,6 +243,7 @@ TW_DEVICE uint32_t tw_pack(float low, float high) { return to_bf16(low) | to_bf1
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
   return tw_pack(of_bf16(a & 0xFFFF) * of_bf16(b & 0xFFFF), of_bf16(a >> 16) * of_bf16(b >> 16));
 }
+TW_DEVICE float tw_max_or_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 TW_DEVICE void tw_store16(uint32_t address, uint4 x) { memcpy(memory + address, &x, 16); }
 TW_DEVICE void tw_store8(uint32_t address, uint2 x) { memcpy(memory + address, &x, 8); }
 TW_DEVICE void tw_store4(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
