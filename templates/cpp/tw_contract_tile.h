@@ -32,13 +32,14 @@ static TW_INLINE int64_t prefetch_offset(int64_t offset) {
   return target >= panel_bytes<W>(K) ? target + (P - 1) * panel_bytes<W>(K) : target;
 }
 
-// Touch sub j's share of a group's cache lines: touched all at once they would wait for each other, and the
-// loads of the group at hand behind them.
+// Touch the lines of a later group while sub j of the one at hand is decoded. Many touched at once would wait
+// for each other, and the loads behind them; a few are best out of the way.
 template <class W>
 static TW_INLINE void prefetch_sub(const uint8_t* group, int j) {
-  constexpr int LINES = ceil_div(W::GROUP_BYTES, 64);
-  TW_UNROLL(4)
-  for (int line = j * LINES / W::SUBS; line < (j + 1) * LINES / W::SUBS; ++line) prefetch(group + line * 64);
+  constexpr int LINES = ceil_div(W::GROUP_BYTES, 64), STEPS = LINES > 5 ? W::SUBS : 1;
+  TW_UNROLL(5)
+  for (int line = j * LINES / STEPS; line < LINES && line < (j + 1) * LINES / STEPS; ++line)
+    prefetch(group + line * 64);
 }
 
 // One group of P panels, decoded in registers. The panels are interleaved per k, so that 2 P R chains of
