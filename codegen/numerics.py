@@ -160,15 +160,16 @@ def _segments(body: Graph, target: Target) -> int:
     if anchors[0].op == "expert_linear" and not coded:
         return 1
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
-    columns = 0  # of products that meet, those of one count
+    columns = 0  # of products of values that meet in registers, those of one count
     for nodes in sections_of(body, anchors):
         first = next(n for n in nodes if op_def(n.op).kind is Kind.CONTRACT)
-        columns += int(product(first.type.shape[1:]))
+        met = sum(op_def(n.op).kind is Kind.CONTRACT for n in nodes)
+        columns += int(product(first.type.shape[1:])) * (met if coded else 1)
     # Products in fp32 are taken by the plain cores: a unit of them is worth a program.
     plain = any(body.type_of(i).dtype.name in ("f32", "f16") for n in anchors for i in n.inputs[:2])
     full = target.full_columns
     if coded:
-        full = target.full_code_columns * (4 if anchors[0].op == "expert_linear" else 1)
+        full = target.full_code_columns * (2 if anchors[0].op == "expert_linear" else 1)
     elif all(t.name == "bf16" for t in _formats(body)) and not plain:
         full = target.full_value_columns or full
     segments = 1
