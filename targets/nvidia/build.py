@@ -61,7 +61,8 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
     from triton.compiler import ASTSource
 
     tiled = launch["kernel"].is_gluon()
-    signature = {d[0]: descriptor_type(d[2], d[-1], tiled=tiled) for d in launch.get("descriptors", ())}
+    described = launch.get("descriptors", ())
+    signature = {d[0]: descriptor_type(d[2], d[-1], tiled=tiled) for d in described}
     first = len(signature)
     signature |= {name: f"*{dtype}" for name, _, dtype, _ in launch["pointers"]}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(first, len(signature))}
