@@ -16,7 +16,7 @@ from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, ElementType
 
-CODE_ATOMS = ("wgmma_e4m3", "mx")
+CODE_ATOMS = ("mma_e4m3", "wgmma_e4m3", "mx")
 CODE_CHUNK = 32  # values of k of one instruction over codes, and of the smallest scaled group
 SPAN = 128  # values of k whose scales one word holds
 SEGMENT_UNIT = 256  # segments start at multiples of what one step of any schedule takes of k
@@ -109,11 +109,13 @@ def _contract(body: Graph, target: Target) -> Numerics:
     if target.atom == "fma" and len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
     if target.code_atom and _codes_meet_codes(body):
-        chunk = CODE_CHUNK if target.code_atom == "wgmma_e4m3" else 0
+        pairs = any(f.code.bits == 4 for f in grouped)
+        atom = target.pair_atom if pairs else target.code_atom
+        chunk = 0 if atom == "mx" else CODE_CHUNK
         if chunk and all(d.block[1] % SPAN == 0 for d in _block_formats(body)):
             chunk = SPAN
         return Numerics(
-            atom=target.code_atom,
+            atom=atom,
             chunk=chunk,
             lanes=target.lanes,
             segments=_segments(body, target),
@@ -165,15 +167,16 @@ def _segments(body: Graph, target: Target) -> int:
     if anchors[0].op == "expert_linear" and not coded:
         return 1
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
-    columns = 0  # of products that meet, those of one count
+    columns = 0  # of products of values that meet in registers, those of one count
     for nodes in sections_of(body, anchors):
         first = next(n for n in nodes if op_def(n.op).kind is Kind.CONTRACT)
-        columns += int(product(first.type.shape[1:]))
+        met = sum(op_def(n.op).kind is Kind.CONTRACT for n in nodes)
+        columns += int(product(first.type.shape[1:])) * (met if coded else 1)
     # Products in fp32 are taken by the plain cores: a unit of them is worth a program.
     plain = any(body.type_of(i).dtype.name in ("f32", "f16") for n in anchors for i in n.inputs[:2])
     full = target.full_columns
     if coded:
-        full = target.full_code_columns * (4 if anchors[0].op == "expert_linear" else 1)
+        full = target.full_code_columns * (2 if anchors[0].op == "expert_linear" else 1)
     elif all(t.name == "bf16" for t in _formats(body)) and not plain:
         full = target.full_value_columns or full
     segments = 1

@@ -94,14 +94,20 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
             f'        "kernel": {launch.kernel},',
             f'        "grid": {list(launch.grid)!r},',
             f'        "pointers": {[(p.name, p.tensor, p.dtype, p.offset) for p in found]!r},',
-            f'        "descriptors": {[tuple(vars(d).values()) for d in launch.descriptors]!r},',
             f'        "ints": {list(int_names(spec.body))!r},',
             f'        "num_warps": {launch.num_warps},',
             f'        "num_stages": {launch.num_stages},',
-            f'        "registers": {launch.registers},',
+            *_rare(launch),
             "    },",
         ]
     return "\n".join([*lines, ")"])
+
+
+def _rare(launch: Launch) -> list[str]:
+    """What few launches have."""
+    described = [tuple(vars(d).values()) for d in launch.descriptors]
+    lines = [f'        "descriptors": {described!r},'] if described else []
+    return lines + ([f'        "registers": {launch.registers},'] if launch.registers else [])
 
 
 def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) -> str:

@@ -62,7 +62,8 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
     from triton.compiler import ASTSource
 
     tiled = launch["kernel"].is_gluon()
-    signature = {d[0]: descriptor_type(d[2], d[-1], tiled=tiled) for d in launch["descriptors"]}
+    described = launch.get("descriptors", ())
+    signature = {d[0]: descriptor_type(d[2], d[-1], tiled=tiled) for d in described}
     first = len(signature)
     signature |= {name: f"*{dtype}" for name, _, dtype, _ in launch["pointers"]}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(first, len(signature))}
@@ -78,7 +79,7 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
         "num_stages": launch["num_stages"],
         "enable_fp_fusion": False,
     }
-    if launch["registers"]:
+    if "registers" in launch:
         options["maxnreg"] = launch["registers"]
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -99,7 +100,7 @@ def descriptor_type(dtype: str, box: tuple[int, int], *, tiled: bool) -> str:
 def check_descriptors(name: str, launch: Mapping[str, Any], metadata: Any) -> None:
     """The host describes matrices as the kernel expects them; raise ValueError where not."""
     found = getattr(metadata, "tensordesc_meta", None) or []
-    for described, meta in zip(launch["descriptors"], found, strict=True):
+    for described, meta in zip(launch.get("descriptors", ()), found, strict=True):
         if meta["swizzle"] != 3 or tuple(meta["block_size"]) != tuple(described[-1]):
             raise ValueError(
                 f"'{name}': tiles of '{described[0]}' are not what the host describes: got {meta}"

@@ -67,7 +67,7 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
     few = meets <= _few_up_to(body, anchors)
     if first.op == "expert_linear":
         few = few and rows * slots <= _FEW_SLOTS
-    ordered = _tiles(body, anchors, numerics.segments, meets, few=few)
+    ordered = _tiles(body, anchors, numerics, meets, few=few)
     streamed = _streams(body, anchors, numerics, rows)
     least = 0 if numerics.atom in CODE_ATOMS else 256
     found = [
@@ -178,7 +178,7 @@ def _few_up_to(body: Graph, anchors: list[Node]) -> int:
 
 
 def _tiles(
-    body: Graph, anchors: list[Node], segments: int, meets: int, *, few: bool
+    body: Graph, anchors: list[Node], numerics: Numerics, meets: int, *, few: bool
 ) -> list[_Tile]:
     """Tiles for that many rows first, then the others."""
     formats = _formats(body, anchors)
@@ -188,14 +188,21 @@ def _tiles(
         return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
         least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
-        tiles = [tile for tile in _TILES if tile[0] >= least]
+        found = _PAIR_TILES if numerics.atom == "mma_e4m3" else _TILES
+        tiles = [tile for tile in found if tile[0] >= least]
         return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
+    whole = _FEW_WHOLE if numerics.segments == 1 else []
     if few:
-        return [*_FEW, *_MANY]
+        return [*whole, *_FEW, *_MANY]
+    if meets <= 64:
+        return [*([(64, 32, 128, 4, 5), (64, 64, 128, 4, 4)] if whole else []), *_MANY, *_FEW]
     # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
     return [*([(128, 128, 64, 8, 3)] if meets >= 256 else []), *_MANY, *_FEW]
 
 
+# Without segments few columns a block fill the chip, with long steps: measured on an H200 at 4,096
+# columns and more.
+_FEW_WHOLE: list[_Tile] = [(16, 16, 256, 1, 4), (16, 16, 256, 2, 4), (16, 32, 128, 4, 5)]
 _FEW: list[_Tile] = [
     (16, bn, bk, warps, stages)
     for bk, stages in ((128, 4), (256, 3), (64, 5))
@@ -225,6 +232,16 @@ _TILES: list[_Tile] = [
         (8, 64, 4, 4), (8, 128, 4, 3), (8, 64, 4, 3), (8, 128, 8, 3), (16, 64, 4, 4),
         (16, 128, 4, 3), (32, 64, 4, 3), (32, 128, 8, 3), (64, 64, 4, 3), (64, 128, 8, 3),
         (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2),
+    )
+]  # fmt: skip
+# fp4 codes go from registers to the matrix instruction of warps, which keeps them waiting less than
+# that of groups: never 64 columns on four warps.
+_PAIR_TILES: list[_Tile] = [
+    (bm, bn, 128, warps, stages)
+    for bm, bn, warps, stages in (
+        (8, 64, 2, 4), (8, 32, 2, 5), (8, 32, 1, 5), (8, 64, 2, 3), (16, 64, 2, 4), (16, 32, 2, 4),
+        (32, 64, 2, 3), (32, 32, 2, 4), (64, 32, 4, 3), (64, 32, 2, 3), (128, 32, 4, 3),
+        (32, 32, 1, 4), (64, 32, 4, 2),
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.

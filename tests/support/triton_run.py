@@ -132,7 +132,7 @@ def _described(
 def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int]) -> None:
     """Run every launch of a source on tensors by name; `workspace` among them where needed."""
     for launch in module.LAUNCHES:
-        pointers = [_described(arguments, ints, *d) for d in launch["descriptors"]]
+        pointers = [_described(arguments, ints, *d) for d in launch.get("descriptors", ())]
         for _, tensor, dtype, offset in launch["pointers"]:
             raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
             size = _DTYPES[dtype].itemsize

@@ -63,8 +63,8 @@ def test_schedules_are_many_and_numerics_are_theirs_all(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "segments", "length"),
-    [("fp8", 8, 768), ("fp8 128", 2, 2048), ("bf16 wide", 1, 4096), ("q4_1", 8, 512),
-     ("f32", 64, 512), ("experts", 4, 1280),
+    [("fp8", 8, 768), ("fp8 128", 4, 1024), ("bf16 wide", 1, 4096), ("q4_1", 8, 512),
+     ("f32", 64, 512), ("experts", 2, 2560),
      ("experts w2", 2, 1152), ("groups", 4, 1024), ("groups bf16", 1, 256)],
 )  # fmt: skip
 def test_segments_are_as_many_as_fill_the_chip(name: str, segments: int, length: int) -> None:
@@ -83,7 +83,8 @@ def test_products_of_codes_have_an_atom_of_their_own() -> None:
         for n in [specs(name, target, 1)[0].numerics]
     }
     values = ("mma", 0, "dequantise")
-    assert found["sm90", "fp8"] == found["sm90", "experts"] == ("wgmma_e4m3", 32, "factored")
+    assert found["sm90", "fp8"] == ("wgmma_e4m3", 32, "factored")
+    assert found["sm90", "experts"] == ("mma_e4m3", 32, "factored")
     assert found["sm90", "fp8 128"] == ("wgmma_e4m3", 128, "factored")
     assert found["sm100", "fp8"] == found["sm100", "fp8 128"] == ("mx", 0, "factored")
     assert found["sm90", "mixed"] == found["sm100", "groups"] == values
@@ -92,7 +93,7 @@ def test_products_of_codes_have_an_atom_of_their_own() -> None:
 
 def test_many_rows_come_by_the_copy_engine_where_tiles_fit() -> None:
     for name, rows, wanted in (
-        ("fp8", 4096, 1), ("fp8", 1, 0), ("bf16 wide", 4096, 1), ("bf16", 4096, 0),
+        ("fp8", 4096, 1), ("fp8", 1, 2), ("bf16 wide", 4096, 1), ("bf16", 4096, 0),
         ("experts", 4096, 0), ("groups", 4096, 0),
     ):  # fmt: skip
         first, *rest = specs(name, "sm90", rows)
