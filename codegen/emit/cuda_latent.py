@@ -26,7 +26,7 @@ from tilewright.graph.types import BlockFormat, ElementType
 
 CHUNK, WIDTH, HEADS = 64, 512, 64  # of a block: entries, columns, heads
 THREADS, COMBINE_THREADS = 512, 128
-SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 4 * 512 + 3 * 64 + 64
+SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * (512 + 8) + 2 * 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
 _TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char"}
 

@@ -28,7 +28,7 @@ from tilewright.graph.scalar import Const
 
 ROW = Index("row", block=False)
 NO_REQUEST = 2147483647
-AHEAD = 8  # chunks
+AHEAD = 16  # chunks
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _launches(
     )
     return [
         Launch("parts", (count, kv_heads, spans), warps, stages, work),
-        Launch("combine", (count, heads, 1), 1, 2, work),
+        Launch("combine", (count, heads, 1), max(1, min(4, width // 32)), 2, work),
     ], scratch
 
 

@@ -6,6 +6,7 @@
 #include "tw_math.cuh"
 
 #define TW_CHUNK 64
+#define TW_PLACED 24  // chunks whose rows are found at once
 #define TW_EMPTY (-INFINITY)
 #define TW_QUAD(x, operation)                                   \
   x = operation(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));         \
@@ -17,9 +18,9 @@ enum {
   TW_ROWS = TW_TILE,
   TW_WEIGHTS = 3 * TW_TILE,
   TW_STATS = TW_WEIGHTS + 2 * 8192,     // largest score and sum of weights of each head
-  TW_OFFSETS = TW_STATS + 2 * 512,      // of the rows of four chunks
-  TW_MASKS = TW_OFFSETS + 4 * 512,      // which places of a chunk hold an entry
-  TW_BARRIERS = TW_MASKS + 64,
+  TW_OFFSETS = TW_STATS + 2 * 512,      // of the rows of chunks that are placed
+  TW_MASKS = TW_OFFSETS + TW_PLACED * 512,  // which places of a chunk hold an entry
+  TW_BARRIERS = TW_MASKS + TW_PLACED * 8,
   TW_ACROSS = TW_BARRIERS + 64,         // a number of each warp
   TW_SHARED = TW_ACROSS + 64,
 };

@@ -1,10 +1,10 @@
-// Exact choice of the largest of many keys by a block of 1,024 threads, ties to those that came
-// first. Counts are of whole numbers, so no order of theirs can change a result.
+// Exact choice of the largest of many keys by a block of 512 threads, ties to those that came first. Counts are of whole numbers, so no order of theirs can change a result.
 #pragma once
 #include "tw_hopper.cuh"
 
-#define TW_THREADS 1024
-#define TW_ROUNDS 20        // keys of a thread: TW_ROUNDS * TW_THREADS are looked at together
+#define TW_THREADS 512
+#define TW_WARPS (TW_THREADS / 32)
+#define TW_ROUNDS 32        // keys of a thread: TW_ROUNDS * TW_THREADS are looked at together
 #define TW_LISTED 4096      // keys that a list holds
 #define TW_NO_KEY INT32_MIN
 #define TW_KEY_OF_MINUS_INF (-2139095041)
@@ -21,8 +21,8 @@ TW_DEVICE int tw_order_key(float x) {
 // What the threads of a block share while they choose.
 struct tw_choice {
   int keys[TW_LISTED], ids[TW_LISTED];  // a list in order of arrival
-  int counts[TW_ROUNDS][32];            // of each warp in each round
-  int sums[2][2][32], before[32], total;
+  int counts[TW_ROUNDS][TW_WARPS];      // of each warp in each round
+  int sums[2][2][TW_WARPS], before[TW_ROUNDS], total;
 };
 
 // Sums of two numbers of each thread. `turn` alternates, so that one barrier a call is enough.
@@ -33,8 +33,8 @@ TW_DEVICE void tw_block_sums(tw_choice* shared, int& x, int& y, int& turn) {
   turn ^= 1;
   if (lane == 0) shared->sums[turn][0][warp] = x, shared->sums[turn][1][warp] = y;
   __syncthreads();
-  x = __reduce_add_sync(0xFFFFFFFFu, shared->sums[turn][0][lane]);
-  y = __reduce_add_sync(0xFFFFFFFFu, shared->sums[turn][1][lane]);
+  x = __reduce_add_sync(0xFFFFFFFFu, lane < TW_WARPS ? shared->sums[turn][0][lane] : 0);
+  y = __reduce_add_sync(0xFFFFFFFFu, lane < TW_WARPS ? shared->sums[turn][1][lane] : 0);
 }
 
 TW_DEVICE int tw_block_sum(tw_choice* shared, int x, int& turn) {
@@ -79,15 +79,15 @@ TW_DEVICE int tw_number(tw_choice* shared, uint32_t flags, int rounds, const Tak
     if (lane == 0) shared->counts[r][warp] = __popc(votes);
   }
   __syncthreads();
-  if (warp < rounds) {  // a warp sums the warps before each in its round
-    const int count = shared->counts[warp][lane];
+  for (int r = warp; r < rounds; r += TW_WARPS) {  // a warp sums the warps before each in a round
+    const int count = lane < TW_WARPS ? shared->counts[r][lane] : 0;
     int upto = count;
-    for (int step = 1; step < 32; step *= 2) {
+    for (int step = 1; step < TW_WARPS; step *= 2) {
       const int other = __shfl_up_sync(0xFFFFFFFFu, upto, step);
       if (lane >= step) upto += other;
     }
-    shared->counts[warp][lane] = upto - count;
-    if (lane == 31) shared->before[warp] = upto;
+    if (lane < TW_WARPS) shared->counts[r][lane] = upto - count;
+    if (lane == TW_WARPS - 1) shared->before[r] = upto;
   }
   __syncthreads();
   if (warp == 0) {  // and one the rounds before each
@@ -97,7 +97,7 @@ TW_DEVICE int tw_number(tw_choice* shared, uint32_t flags, int rounds, const Tak
       const int other = __shfl_up_sync(0xFFFFFFFFu, upto, step);
       if (lane >= step) upto += other;
     }
-    shared->before[lane] = upto - count;
+    if (lane < rounds) shared->before[lane] = upto - count;
     if (lane == 31) shared->total = upto;
   }
   __syncthreads();
@@ -169,13 +169,14 @@ TW_DEVICE int tw_cut_list(tw_choice* shared, int listed, int k) {
 }
 
 // The k largest of n keys, those listed first: `load(i)` gives key i. At least k keys are not below the
-// k-th largest of what each thread finds largest, and few others: those are listed, and the list is cut.
+// k-th largest of what each thread finds largest among its even and its odd ones, and few others: those
+// are listed, and the list is cut.
 template <class Load>
 TW_DEVICE int tw_choose(tw_choice* shared, int n, int k, const Load& load) {
   constexpr int kHeld = TW_LISTED / TW_THREADS, kFresh = TW_ROUNDS - kHeld;
   int listed = 0;
   for (int first = 0; first < n; first += kFresh * TW_THREADS) {
-    int key[TW_ROUNDS], held[kHeld], most = TW_NO_KEY, turn = 0, count = 0;
+    int key[TW_ROUNDS], held[kHeld], most[2] = {TW_NO_KEY, TW_NO_KEY}, turn = 0, count = 0;
     const int left = min(n - first, kFresh * TW_THREADS);
     const int rounds = kHeld + (left + TW_THREADS - 1) / TW_THREADS;
 #pragma unroll
@@ -185,15 +186,15 @@ TW_DEVICE int tw_choose(tw_choice* shared, int n, int k, const Load& load) {
       if (r < kHeld && at < listed) key[r] = shared->keys[at];
       if (r < kHeld) held[r] = at < listed ? shared->ids[at] : 0;
       if (r >= kHeld && at < left) key[r] = load(first + at);
-      most = max(most, key[r]);
     }
+#pragma unroll
+    for (int r = 0; r < TW_ROUNDS; ++r) most[r & 1] = max(most[r & 1], key[r]);
     const auto id = [&](int r) {
       return r < kHeld ? held[r < kHeld ? r : 0] : first + (r - kHeld) * TW_THREADS + (int)threadIdx.x;
     };
     uint32_t flags = 0;
     if (k <= TW_THREADS) {
-      const int mine[1] = {most};
-      const int bound = max(tw_kth(shared, mine, 1, k, turn), TW_KEY_OF_MINUS_INF + 1);
+      const int bound = max(tw_kth(shared, most, 2, k, turn), TW_KEY_OF_MINUS_INF + 1);
 #pragma unroll
       for (int r = 0; r < TW_ROUNDS; ++r) flags |= (uint32_t)(key[r] >= bound) << r;
       count = tw_block_sum(shared, __popc(flags), turn);

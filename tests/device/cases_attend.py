@@ -24,8 +24,9 @@ from tilewright.graph.types import BlockFormat
 
 Latent, Index = latent_cases.Problem, index_cases.Problem
 SPANS = [(0, 3), (137, 6), (9, 1), (700, 5), (300, 1)]
-ROWS_TIMED, CONTEXTS = (1, 16, 64, 128, 256), (8192, 65536)
-BOUNDS = {"cache_blocks": 512, "tokens": 256}  # of the steps that are run, for their workspace
+ROWS_TIMED, CONTEXTS = (1, 4, 32, 128, 148, 256, 512), (8192, 65536)
+INDEX_ROWS = (1, 32, 128)
+BOUNDS = {"cache_blocks": 512, "tokens": 512}  # of the steps that are run, for their workspace
 FLASH = {"heads": 64, "width": 512, "window": 128, "per_page": 128, "selected": 512,
          "scaled": False}  # fmt: skip
 LATENT: Mapping[str, latent_cases.Problem] = {
@@ -150,7 +151,8 @@ def _facts(p: Any, spec: KernelSpec) -> dict[str, Any]:
             packed = isinstance(kind, BlockFormat)
             rows[field] = kind.row_bytes(p.width) if packed else p.width * int(kind.bits) // 8
     return {
-        "rows": ROWS_TIMED, "contexts": CONTEXTS, "bounds": BOUNDS,
+        "rows": ROWS_TIMED if is_latent else INDEX_ROWS, "bounds": BOUNDS,
+        "contexts": CONTEXTS if not is_latent or "ratio" in p.attrs else CONTEXTS[:1],
         "roles": {i.name: binding[i.name] for i in spec.body.inputs},
         "paged": {
             "op": p.op, "ratio": p.ratio, "per_page": per_page, "heads": p.heads, "width": p.width,
