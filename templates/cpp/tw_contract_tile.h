@@ -37,9 +37,9 @@ static TW_INLINE int64_t prefetch_offset(int64_t offset) {
 template <class W>
 static TW_INLINE void prefetch_sub(const uint8_t* group, int j) {
   constexpr int LINES = ceil_div(W::GROUP_BYTES, 64), STEPS = LINES > 5 ? W::SUBS : 1;
+  const int end = j + 1 < STEPS ? (j + 1) * LINES / STEPS : LINES;
   TW_UNROLL(5)
-  for (int line = j * LINES / STEPS; line < LINES && line < (j + 1) * LINES / STEPS; ++line)
-    prefetch(group + line * 64);
+  for (int line = j * LINES / STEPS; line < end; ++line) prefetch(group + line * 64);
 }
 
 // One group of P panels, decoded in registers. The panels are interleaved per k, so that 2 P R chains of
@@ -52,8 +52,9 @@ static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t
   for (int p = 0; p < P; ++p) s[p] = W::open(panel[p] + offset);
   TW_UNROLL(16)
   for (int j = 0; j < W::SUBS; ++j) {
-    TW_UNROLL(4)
-    for (int p = 0; p < P && PREFETCH > 0; ++p) prefetch_sub<W>(panel[p] + later, j);
+    if constexpr (PREFETCH > 0)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) prefetch_sub<W>(panel[p] + later, j);
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w) {
       TW_UNROLL(4)
@@ -79,8 +80,9 @@ static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t o
     for (int p = 0; p < P; ++p) part[r][p] = zero();
   TW_UNROLL(16)
   for (int j = 0; j < W::SUBS; ++j) {
-    TW_UNROLL(4)
-    for (int p = 0; p < P && PREFETCH > 0; ++p) prefetch_sub<W>(panel[p] + later, j);
+    if constexpr (PREFETCH > 0)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) prefetch_sub<W>(panel[p] + later, j);
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w)
       TW_UNROLL(4)
