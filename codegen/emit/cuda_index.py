@@ -16,7 +16,7 @@ from tilewright.graph.dims import DimJson, to_json
 
 WIDTH, ROW_BYTES = 128, 68
 MOST_LISTED = 4096  # of TW_LISTED
-CHOICE_BYTES = 4 * (2 * MOST_LISTED + 32 * 16 + 2 * 2 * 16 + 32 + 1)
+CHOICE_BYTES = 4 * (2 * MOST_LISTED + 20 * 32 + 2 * 2 * 32 + 20 + 1)
 
 
 def index_parts(
@@ -88,7 +88,7 @@ def _streams(node: Node) -> list[Mapping[str, Any]]:
 
 def _kernels(heads: int, streams: int, lists: bool) -> list[Mapping[str, Any]]:
     """Kernels in order: threads, shared bytes, and blocks; `spans` and `count` are the host's."""
-    choose = {"threads": 512, "shared": CHOICE_BYTES}
+    choose = {"threads": 1024, "shared": CHOICE_BYTES}
     score = {"threads": 512, "shared": heads * WIDTH * 2}
     found: list[Mapping[str, Any]] = [
         {"kernel": "score", **score, "grid": ("spans", "count")},

@@ -173,6 +173,12 @@ TW_DEVICE uint4 tw_load16(uint32_t address) {
   return x;
 }
 
+// 16 bytes to shared memory, on their way until tw_copied.
+TW_DEVICE void tw_copy16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+TW_DEVICE void tw_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 TW_DEVICE void tw_prefetch(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }

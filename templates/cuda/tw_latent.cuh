@@ -77,14 +77,14 @@ TW_DEVICE int tw_block_max(int x, int* across) {
   return x;
 }
 
-// Queries of 64 heads to shared memory, by 256 threads.
-TW_DEVICE void tw_load_queries(const void* queries, uint32_t base, int thread) {
+// Sends for the queries of 64 heads, by 512 threads.
+TW_DEVICE void tw_load_queries(const void* queries, uint32_t base) {
   const uint4* from = (const uint4*)queries;
-#pragma unroll 4
-  for (int i = thread; i < 64 * 64; i += 256) {
+#pragma unroll
+  for (int i = threadIdx.x; i < 64 * 64; i += 512) {
     const int row = i >> 6, piece = i & 63;
-    tw_store16(base + (piece >> 3) * TW_PANEL + row * 128 + (((piece & 7) ^ (row & 7)) << 4),
-               __ldg(from + i));
+    tw_copy16(base + (piece >> 3) * TW_PANEL + row * 128 + (((piece & 7) ^ (row & 7)) << 4),
+              from + i);
   }
 }
 

@@ -1,10 +1,11 @@
-// Exact choice of the largest of many keys by a block of 512 threads, ties to those that came first. Counts are of whole numbers, so no order of theirs can change a result.
+// Exact choice of the largest of many keys by a block of 1,024 threads, ties to those that came
+// first. Counts are of whole numbers, so no order of theirs can change a result.
 #pragma once
 #include "tw_hopper.cuh"
 
-#define TW_THREADS 512
+#define TW_THREADS 1024
 #define TW_WARPS (TW_THREADS / 32)
-#define TW_ROUNDS 32        // keys of a thread: TW_ROUNDS * TW_THREADS are looked at together
+#define TW_ROUNDS 20        // keys of a thread: TW_ROUNDS * TW_THREADS are looked at together
 #define TW_LISTED 4096      // keys that a list holds
 #define TW_NO_KEY INT32_MIN
 #define TW_KEY_OF_MINUS_INF (-2139095041)
@@ -43,13 +44,14 @@ TW_DEVICE int tw_block_sum(tw_choice* shared, int x, int& turn) {
   return x;
 }
 
-// The k-th largest of at least k keys, two bits at a time from the highest. Counts of a block fit in
-// 16 bits, so that two are added as one.
+// The k-th largest of at least k keys, two bits at a time from the highest down to bit `last`: bits below
+// are 0, so that it may be less. Counts of a block fit in 16 bits, so that two are added as one.
 template <int kRounds>
-TW_DEVICE int tw_kth(tw_choice* shared, const int (&key)[kRounds], int rounds, int k, int& turn) {
+TW_DEVICE int tw_kth(tw_choice* shared, const int (&key)[kRounds], int rounds, int k, int& turn,
+                     int last = 0) {
   static_assert(kRounds * TW_THREADS < 32768, "counts of 15 bits");
   uint32_t found = 0;  // of keys with the sign turned, which order as unsigned numbers
-  for (int bit = 30; bit >= 0; bit -= 2) {
+  for (int bit = 30; bit >= last; bit -= 2) {
     const int one = (int)((found | 1u << bit) ^ 1u << 31), two = (int)((found | 2u << bit) ^ 1u << 31);
     const int three = (int)((found | 3u << bit) ^ 1u << 31);
     int outer = 0, middle = 0;
@@ -169,14 +171,14 @@ TW_DEVICE int tw_cut_list(tw_choice* shared, int listed, int k) {
 }
 
 // The k largest of n keys, those listed first: `load(i)` gives key i. At least k keys are not below the
-// k-th largest of what each thread finds largest among its even and its odd ones, and few others: those
+// k-th largest of what each thread finds largest, of which a few bits are enough, and few others: those
 // are listed, and the list is cut.
 template <class Load>
 TW_DEVICE int tw_choose(tw_choice* shared, int n, int k, const Load& load) {
   constexpr int kHeld = TW_LISTED / TW_THREADS, kFresh = TW_ROUNDS - kHeld;
   int listed = 0;
   for (int first = 0; first < n; first += kFresh * TW_THREADS) {
-    int key[TW_ROUNDS], held[kHeld], most[2] = {TW_NO_KEY, TW_NO_KEY}, turn = 0, count = 0;
+    int key[TW_ROUNDS], held[kHeld], most[1] = {TW_NO_KEY}, turn = 0, count = 0;
     const int left = min(n - first, kFresh * TW_THREADS);
     const int rounds = kHeld + (left + TW_THREADS - 1) / TW_THREADS;
 #pragma unroll
@@ -188,13 +190,13 @@ TW_DEVICE int tw_choose(tw_choice* shared, int n, int k, const Load& load) {
       if (r >= kHeld && at < left) key[r] = load(first + at);
     }
 #pragma unroll
-    for (int r = 0; r < TW_ROUNDS; ++r) most[r & 1] = max(most[r & 1], key[r]);
+    for (int r = 0; r < TW_ROUNDS; ++r) most[0] = max(most[0], key[r]);
     const auto id = [&](int r) {
       return r < kHeld ? held[r < kHeld ? r : 0] : first + (r - kHeld) * TW_THREADS + (int)threadIdx.x;
     };
     uint32_t flags = 0;
     if (k <= TW_THREADS) {
-      const int bound = max(tw_kth(shared, most, 2, k, turn), TW_KEY_OF_MINUS_INF + 1);
+      const int bound = max(tw_kth(shared, most, 1, k, turn, 18), TW_KEY_OF_MINUS_INF + 1);
 #pragma unroll
       for (int r = 0; r < TW_ROUNDS; ++r) flags |= (uint32_t)(key[r] >= bound) << r;
       count = tw_block_sum(shared, __popc(flags), turn);

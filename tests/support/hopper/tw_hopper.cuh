@@ -248,6 +248,8 @@ TW_DEVICE void tw_store16(uint32_t address, uint4 x) { memcpy(memory + address, 
 TW_DEVICE void tw_store8(uint32_t address, uint2 x) { memcpy(memory + address, &x, 8); }
 TW_DEVICE void tw_store4(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
 TW_DEVICE uint4 tw_load16(uint32_t address) { uint4 x; memcpy(&x, memory + address, 16); return x; }
+TW_DEVICE void tw_copy16(uint32_t to, const void* from) { memcpy(memory + to, from, 16); }
+TW_DEVICE void tw_copied() {}
 TW_DEVICE void tw_prefetch(const void*) {}
 
 // Runs a kernel: the blocks of a grid one after the other, a thread of this machine for each of theirs.
