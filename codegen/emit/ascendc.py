@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.emit.ascendc_host import Launch, entry
 from tilewright.codegen.emit.ascendc_memory import fits
 from tilewright.codegen.emit.ascendc_rows import SIZES, AscendRows
@@ -73,8 +72,8 @@ def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     groups = _groups(spec, rows)
     programs = [
         row_program(
-            name if len(groups) == 1 else f"{name}_{i}", body, _needed(body, group), rows,
-            {r: r for r in group if r in dict.fromkeys(v for _, v in body.outputs)},
+            name if len(groups) == 1 else f"{name}_{i}", body,
+            _needed(body, group, sum(groups[:i], [])), rows, _sinks(body, group),
             spec.numerics.lanes,
         )
         for i, group in enumerate(groups)
@@ -84,32 +83,47 @@ def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
 
 def _groups(spec: KernelSpec, rows: Dim) -> list[list[str]]:
     """Results and stores of a body, together if the rows of all fit the buffer; else as few
-    launches as it takes, each of which computes what its results need."""
+    launches as it takes, each of which computes what its results need, or reads what an earlier
+    launch left."""
     body = spec.body
     stores = [n.name for n in body.nodes if op_def(n.op).kind is Kind.STORE]
     results = list(dict.fromkeys([*(v for _, v in body.outputs), *stores]))
-    if _fits_buffer(spec, rows, results):
+    if _fits_buffer(spec, rows, results, []):
         return [results]
     groups: list[list[str]] = []
     for result in results:
-        home = next((g for g in groups if _fits_buffer(spec, rows, [*g, result])), None)
-        if home is None:
-            groups.append([result])
+        for i, group in enumerate(groups):
+            if _fits_buffer(spec, rows, [*group, result], sum(groups[:i], [])):
+                group.append(result)
+                break
         else:
-            home.append(result)
+            groups.append([result])
     return groups
 
 
-def _needed(body: Graph, results: Sequence[str]) -> list[str]:
-    """What some results need, in the order of the graph."""
-    found = {n for result in results for n in ancestors(body, result)}
+def _sinks(body: Graph, results: Sequence[str]) -> dict[str, str]:
+    made = {value for _, value in body.outputs}
+    return {r: r for r in results if r in made}
+
+
+def _needed(body: Graph, results: Sequence[str], done: Sequence[str]) -> list[str]:
+    """What some results need in the order of the graph, but for results that are in memory."""
+    found: set[str] = set()
+    todo = list(results)
+    while todo:
+        name = todo.pop()
+        if name in body.node and name not in found:
+            found.add(name)
+            todo += [i for i in body.node[name].inputs if i not in _sinks(body, done)]
     return [n.name for n in body.nodes if n.name in found]
 
 
-def _fits_buffer(spec: KernelSpec, rows: Dim, results: Sequence[str]) -> bool:
-    body, made = spec.body, {v for _, v in spec.body.outputs}
-    sinks = {r: r for r in results if r in made}
-    program = _fitting(body, _needed(body, results), rows, sinks, spec.numerics.lanes)
+def _fits_buffer(
+    spec: KernelSpec, rows: Dim, results: Sequence[str], done: Sequence[str]
+) -> bool:
+    nodes = _needed(spec.body, results, done)
+    sinks = _sinks(spec.body, results)
+    program = _fitting(spec.body, nodes, rows, sinks, spec.numerics.lanes)
     return fits(list(program.regions.values()))
 
 
