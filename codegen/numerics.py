@@ -16,7 +16,7 @@ from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, ElementType
 
-CODE_ATOMS = ("mma_e4m3", "wgmma_e4m3", "mx")
+CODE_ATOMS = ("wgmma_e4m3", "mx")
 CODE_CHUNK = 32  # values of k of one instruction over codes, and of the smallest scaled group
 SPAN = 128  # values of k whose scales one word holds
 SEGMENT_UNIT = 256  # segments start at multiples of what one step of any schedule takes of k
@@ -109,13 +109,11 @@ def _contract(body: Graph, target: Target) -> Numerics:
     if target.atom == "fma" and len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
     if target.code_atom and _codes_meet_codes(body):
-        pairs = any(f.code.bits == 4 for f in grouped)
-        atom = target.pair_atom if pairs else target.code_atom
-        chunk = 0 if atom == "mx" else CODE_CHUNK
+        chunk = 0 if target.code_atom == "mx" else CODE_CHUNK
         if chunk and all(d.block[1] % SPAN == 0 for d in _block_formats(body)):
             chunk = SPAN
         return Numerics(
-            atom=atom,
+            atom=target.code_atom,
             chunk=chunk,
             lanes=target.lanes,
             segments=_segments(body, target),

@@ -1,8 +1,8 @@
 """Pack fp8 (e4m3) and fp4 (e2m1) weights with power-of-two scales for GPU kernels, and back.
 
-A tile is 64 rows of 128 values of k, [panel, span, 64 rows, bytes]: fp8 codes as they are; of fp4
-codes each group of 32 takes 16 bytes, byte j holding k = j (low nibble) and k = j + 16, so that
-what a register holds of either nibble are neighbours. After the tiles, 256-byte aligned, the
+A tile is 64 rows of 128 values of k: fp8 codes as they are, [panel, span, 64 rows, 128]; fp4 codes
+[panel, span, 4 groups, 64 rows, 16], byte j of a group of 32 holding k = j (low nibble) and
+k = j + 16, so that what a register holds of either nibble are neighbours. After the tiles, 256-byte aligned, the
 scales: a ue8m0 byte per row and group of 32, [panel, span, 64 rows, 4]. Absent rows and values of k
 are zeros. A stack of matrices is one after the other.
 """
@@ -69,7 +69,9 @@ def pack_tiles(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
     tiles: Array = padded.reshape(panels, TILE_ROWS, count, GROUPS, 2, GROUP // 2)
     if TILE_BITS[name] == 4:
         tiles = tiles[..., 0, :] | tiles[..., 1, :] << 4
-    tiles = tiles.reshape(panels, TILE_ROWS, count, -1).transpose(0, 2, 1, 3)
+        tiles = tiles.transpose(0, 2, 3, 1, 4)
+    else:
+        tiles = tiles.reshape(panels, TILE_ROWS, count, -1).transpose(0, 2, 1, 3)
     scales = np.pad(groups, ((0, -n % TILE_ROWS), (0, -groups.shape[1] % GROUPS)))
     scales = scales.reshape(panels, TILE_ROWS, count, GROUPS).transpose(0, 2, 1, 3)
     return np.concatenate([np.ascontiguousarray(part).reshape(-1) for part in (tiles, scales)])
@@ -83,7 +85,8 @@ def unpack_tiles(name: str, packed: Bytes, n: int, k: int) -> Unpacked:
             f"want {matrix_bytes(name, n, k)}"
         )
     panels, start, count = -(-n // TILE_ROWS), scales_at(name, n, k), spans(k)
-    tiles = packed[:start].reshape(panels, count, TILE_ROWS, -1).transpose(0, 2, 1, 3)
+    groups = GROUPS if TILE_BITS[name] == 4 else 1
+    tiles = packed[:start].reshape(panels, count, groups, TILE_ROWS, -1).transpose(0, 3, 1, 2, 4)
     codes: Array = tiles.reshape(panels * TILE_ROWS, -1)[:n]
     scales = packed[start:].reshape(panels, count, TILE_ROWS, GROUPS).transpose(0, 2, 1, 3)
     if TILE_BITS[name] == 4:

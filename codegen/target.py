@@ -106,8 +106,7 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
-    code_atom: str = ""  # of products of fp8 codes with fp8 codes, where there is one
-    pair_atom: str = ""  # of products of fp8 codes with fp4 codes
+    code_atom: str = ""  # of products of float codes with float codes, where there is one
     tuned: str = ""
     full_columns: int = 0
     full_code_columns: int = 0

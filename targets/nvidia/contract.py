@@ -188,8 +188,7 @@ def _tiles(
         return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
         least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
-        found = _PAIR_TILES if numerics.atom == "mma_e4m3" else _TILES
-        tiles = [tile for tile in found if tile[0] >= least]
+        tiles = [tile for tile in _TILES if tile[0] >= least]
         return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
     whole = _FEW_WHOLE if numerics.segments == 1 else []
     if few:
@@ -232,16 +231,6 @@ _TILES: list[_Tile] = [
         (8, 64, 4, 4), (8, 128, 4, 3), (8, 64, 4, 3), (8, 128, 8, 3), (16, 64, 4, 4),
         (16, 128, 4, 3), (32, 64, 4, 3), (32, 128, 8, 3), (64, 64, 4, 3), (64, 128, 8, 3),
         (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2),
-    )
-]  # fmt: skip
-# fp4 codes go from registers to the matrix instruction of warps, which keeps them waiting less than
-# that of groups: never 64 columns on four warps.
-_PAIR_TILES: list[_Tile] = [
-    (bm, bn, 128, warps, stages)
-    for bm, bn, warps, stages in (
-        (8, 64, 2, 4), (8, 32, 2, 5), (8, 32, 1, 5), (8, 64, 2, 3), (16, 64, 2, 4), (16, 32, 2, 4),
-        (32, 64, 2, 3), (32, 32, 2, 4), (64, 32, 4, 3), (64, 32, 2, 3), (128, 32, 4, 3),
-        (32, 32, 1, 4), (64, 32, 4, 2),
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.

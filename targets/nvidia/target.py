@@ -39,7 +39,6 @@ def nvidia_target(
         invariance="unproven",
         atom="mma",
         code_atom="wgmma_e4m3" if capability == 90 else "mx",
-        pair_atom="mma_e4m3" if capability == 90 else "mx",
         tuned="sm90",  # SM100 could not be measured: it takes the order of SM90
         full_columns=FULL_COLUMNS,
         full_code_columns=FULL_CODE_COLUMNS,

@@ -68,7 +68,7 @@ def decode(out, codes, scales, PAIRS: tl.constexpr):
     words = tl.load(scales + tl.arange(0, 64))
     for group in tl.static_range(4):
         if PAIRS:
-            some = tl.load(codes + rows * 64 + group * 16 + tl.arange(0, 16)[None, :])
+            some = tl.load(codes + group * 1024 + rows * 16 + tl.arange(0, 16)[None, :])
             code = tw_pair_codes(some, 64)
         else:
             code = tl.load(codes + rows * 128 + group * 32 + at)
