@@ -26,6 +26,8 @@ from tilewright.graph.types import BlockFormat, ElementType
 
 CHUNK, WIDTH, HEADS = 64, 512, 64  # of a block: entries, columns, heads
 THREADS, COMBINE_THREADS = 512, 128
+# Of a thread that takes products, of one that decodes (65,536 in all), and rows in flight.
+WITH_TAIL, WITHOUT_TAIL = ((192, 64), 4), ((200, 56), 2)
 SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * (512 + 8) + 2 * 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
 _TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char"}
@@ -42,6 +44,8 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
     units, num_units = _units(body, anchor, -(-window // CHUNK))
     launches, scratch = _launches(anchor, units, split)
     threads = {"combine": COMBINE_THREADS}
+    tails = [getattr(body.type_of(i).dtype, "tail", 0) for i in anchor.inputs[1:7:5]]
+    registers, ahead = WITH_TAIL if any(tails) else WITHOUT_TAIL
     return {
         "parameters": _parameters(spec, launches[0]),
         "split": split,
@@ -56,6 +60,8 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
         "positions": positions,
         "request_rows": request_rows,
         "sink": sink,
+        "registers": registers,
+        "ahead": 8 if split else ahead,
         "launches": launches,
         "images": [
             {

@@ -91,18 +91,22 @@ def attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     (node,) = _anchors(body, Kind.ATTEND)
     each = int(node.type.shape[1]) // int(body.type_of(node.inputs[1]).shape[1])
     tile = max(1, _TILE_ROWS // each)
+    cache = body.type_of(node.inputs[1])
+    row_bytes = int(cache.shape[3]) * (4 if cache.dtype.name == "f32" else 2)
     if rows > 256:
         forms = [(0, tile, 1), (0, 1, 1)]
     elif rows > 64:
         forms = [(0, 1, 1)]
     elif rows > 16:
-        forms = [(0, 1, 1), (1, 1, 4), (1, 1, 8)]
+        forms = [(0, 1, 1), (1, 1, 8)]
+    elif rows > 4:
+        forms = [(1, 1, 8), (1, 1, 4), (0, 1, 1)]
     else:
-        forms = [(1, 1, 1), (1, 1, 4), (1, 1, 2), (0, 1, 1)]
+        forms = [(1, 1, 1), (1, 1, 2), (0, 1, 1)]
     return tuple(
         dict.fromkeys(
             Schedule.of(split=split, tile=tile, span=span, warps=warps, stages=stages)
-            for stages in (2, 1, 3)
+            for stages in ((2, 1, 3) if rows <= 4 or row_bytes > 256 else (3, 2, 1))
             for split, tile, span in forms
             for warps in (4, 8, 2)
         )

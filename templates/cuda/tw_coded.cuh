@@ -9,7 +9,6 @@
 
 #define TW_PANEL 8192
 #define TW_TILE (8 * TW_PANEL)
-#define TW_AHEAD 2  // rows a warp has in flight
 
 // Bits of a code, columns of codes and of a scale; where the scales of a row begin.
 template <int kBits, int kCoded, int kGroup, bool kE4m3>
@@ -100,20 +99,20 @@ struct tw_row {
 
 // Rows of a tile by eight warps, eight each, the next ones on their way while one is decoded. The
 // first are sent for before the tile is free.
-template <class Format, class WhenFree>
+template <class Format, int kAhead, class WhenFree>
 TW_DEVICE void tw_fill_tile(const unsigned char* state, const int64_t* offsets, uint32_t tile,
                             int warp, int lane, const WhenFree& when_free) {
-  tw_row<Format> ahead[TW_AHEAD];
+  tw_row<Format> ahead[kAhead];
   const int first = warp * 8;
 #pragma unroll
-  for (int i = 0; i < TW_AHEAD; ++i) ahead[i].load(state, offsets[first + i], lane);
+  for (int i = 0; i < kAhead; ++i) ahead[i].load(state, offsets[first + i], lane);
   when_free();
 #pragma unroll 1
-  for (int row = first; row < first + 8; row += TW_AHEAD) {
+  for (int row = first; row < first + 8; row += kAhead) {
 #pragma unroll
-    for (int i = 0; i < TW_AHEAD; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       ahead[i].store(tile, row + i, lane);
-      if (row + i + TW_AHEAD < first + 8) ahead[i].load(state, offsets[row + i + TW_AHEAD], lane);
+      if (row + i + kAhead < first + 8) ahead[i].load(state, offsets[row + i + kAhead], lane);
     }
   }
 }
