@@ -38,11 +38,14 @@ def accepts_thin(body: Graph) -> str | None:
 
 
 def thin_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    """Rows of a tile, values of k of a step, warps, stages."""
-    few = [(16, 128, 4, 4), (16, 128, 2, 4), (16, 64, 4, 6), (16, 256, 4, 2)]
-    many = [(64, 64, 4, 4), (128, 64, 8, 3), (64, 128, 4, 3), (128, 64, 4, 3)]
-    ordered = [*few, *many] if rows <= 64 else [*many, *few]
-    return tuple(Schedule.of(bm=m, bk=k, warps=w, stages=s) for m, k, w, s in ordered)
+    """Rows of a tile, values of k of a step, warps, stages. Steps end where the rows do."""
+    values = int(body.type_of(body.nodes[0].inputs[0]).shape[-1])
+    few = [(16, 128, 4, 4), (16, 256, 4, 2), (16, 64, 4, 6), (16, 128, 2, 4)]
+    many = [(128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3)]
+    ordered = [*few, *many] if rows <= 128 else [*many, *few]
+    return tuple(
+        Schedule.of(bm=m, bk=k, warps=w, stages=s) for m, k, w, s in ordered if values % k == 0
+    )
 
 
 def thin_scratch(

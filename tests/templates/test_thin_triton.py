@@ -13,7 +13,7 @@ from support import triton_run
 from support.contract_graphs import linear, only_body
 from support.kernel_case import Case, errors, make_case
 from tilewright.codegen.emit.registry import emit
-from tilewright.codegen.numerics import derive
+from tilewright.codegen.numerics import derive, segment_length
 from tilewright.codegen.select import select
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Group
@@ -58,7 +58,7 @@ def test_schedules_and_batches_give_the_same_bits(tmp_path: Path) -> None:
     case.arguments[w][...] = torch.from_numpy(r.integers(-700, 700, (24, 2304)))
     whole = run(found[0], case, tmp_path)[name]
     assert torch.equal(whole, case.arguments[x].float() @ case.arguments[w].T)
-    for spec in (found[0], found[4]):
+    for spec in (found[0], found[4], found[-1]):
         for rows in ([20], [3, 1], list(range(17))):
             cut = Case({**case.arguments, x: case.arguments[x][rows].contiguous(),
                         name: torch.full((len(rows), 24), torch.nan)},
@@ -87,6 +87,21 @@ def group_of(graph: Graph) -> str:
     body = only_body(graph)
     (node,) = body.graph.nodes[:1]
     return select(Group("g", "contract", (node.name,)), body, TARGET).template.name
+
+
+@pytest.mark.parametrize("k", [2048, 2176, 20480])
+def test_steps_end_where_the_rows_do(k: int) -> None:
+    for spec in specs(24, k):
+        assert k % spec.schedule.values["bk"] == 0
+        assert segment_length(k, spec.numerics.segments) % spec.schedule.values["bk"] == 0
+
+
+@pytest.mark.parametrize("choice", range(7))
+def test_every_schedule_is_right_at_an_odd_length(choice: int, tmp_path: Path) -> None:
+    spec = specs(33, 2176)[choice]
+    case = make_case(spec, {"tokens": 19}, seed=choice)
+    for name, error in errors(case, run(spec, case, tmp_path)):
+        assert error <= 2e-6, (name, error)
 
 
 def test_what_is_taken() -> None:
