@@ -2,9 +2,10 @@
 
 A tile is 64 rows of 128 values of k: fp8 codes as they are, [panel, span, 64 rows, 128]; fp4 codes
 [panel, span, 4 groups, 64 rows, 16], byte j of a group of 32 holding k = j (low nibble) and
-k = j + 16, so that what a register holds of either nibble are neighbours. After the tiles, 256-byte
-aligned, the scales: a ue8m0 byte per row and group of 32, [panel, span, 64 rows, 4]. Absent rows
-and values of k are zeros. A stack of matrices is one after the other.
+k = j + 16, so that what a register holds of either nibble are neighbours. After the tiles,
+256-byte aligned, the
+scales: a ue8m0 byte per row and group of 32, [panel, span, 64 rows, 4]. Absent rows and values of k
+are zeros. A stack of matrices is one after the other.
 """
 
 from __future__ import annotations

@@ -104,7 +104,9 @@ def _streams(
     if not fits:
         return []
     alone = len(sections_of(body, anchors)) == len(anchors)
-    splits = [1] if not alone else [0] if numerics.segments == 1 else [1, 0] if rows <= 64 else [0]
+    # Two products in turn leave no registers to go through segments one after the other.
+    beside = not alone or (numerics.segments > 1 and numerics.chunk == SPAN)
+    splits = [1] if beside else [0] if numerics.segments == 1 else [1, 0] if rows <= 64 else [0]
     tiles = sorted(_STREAMS, key=lambda tile: tile[0] == 128) if rows <= 64 else _STREAMS
     few = [
         Schedule.of(bm=bm, bn=64, bk=SPAN, warps=4, stages=stages, row_warps=4, split=splits[0],
@@ -188,7 +190,12 @@ def _tiles(
         return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
         least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
-        tiles = [tile for tile in _TILES if tile[0] >= least]
+        met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
+        tiles = [
+            (bm, bn, bk, warps, stages)
+            for bm, bn, bk, warps, stages in _TILES
+            if bm >= least and met * bm * bn <= _SUMS * warps * 32
+        ]
         return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
     whole = _FEW_WHOLE if numerics.segments == 1 else []
     if few:
@@ -223,6 +230,7 @@ _FEW_CODES: list[_Tile] = [
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
 ]  # fmt: skip
+_SUMS = 64  # of products that meet, a thread: more leave no registers for the products themselves
 # Steps are spans, whatever `bk` says. With 64 columns or more, on four warps or eight, float
 # codes meet the matrix instruction of groups of warps in every schedule.
 _TILES: list[_Tile] = [
