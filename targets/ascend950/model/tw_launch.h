@@ -118,7 +118,8 @@ inline void merge(Launch& launch, Block& block) {
   for (int i = 0; i < kOps; ++i) launch.totals.bytes[i] += block.totals.bytes[i];
   launch.totals.instructions += block.totals.instructions;
   launch.events.insert(launch.events.end(), block.events.begin(), block.events.end());
-  Memory* memories[] = {&block.ub[0], &block.ub[1], &block.ub[2], &block.l1, &block.l0a, &block.l0b, &block.l0c};
+  Memory* memories[] = {&block.ub[0], &block.ub[1], &block.ub[2], &block.l1, &block.l0a, &block.l0b,
+                        &block.l0c, &block.l0a_mx, &block.l0b_mx};
   for (Memory* m : memories) {
     launch.low[m->place] = std::min(launch.low[m->place], m->low);
     launch.high[m->place] = std::max(launch.high[m->place], m->high);
