@@ -17,6 +17,7 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec, Schedule
 from tilewright.targets.registry import resolve
 
+pytestmark = pytest.mark.cpu
 FLASH = Problem(heads=64, width=512, window=128, per_page=32, scaled=False)
 CASES = {
     "window": replace(FLASH, op="attend_window", window_format="fp8"),
@@ -47,7 +48,9 @@ def operands(p: Problem, step: Step) -> dict[str, np.ndarray]:
     return {name: step.arrays[of] for name, of in binding.items() if of in step.arrays}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [n if n == "window" else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_near_the_reference(name: str, tmp_path: Path) -> None:
     p = CASES[name]
     made = runs(p, tmp_path)

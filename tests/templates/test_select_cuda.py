@@ -17,6 +17,7 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec, Schedule
 from tilewright.targets.registry import resolve
 
+pytestmark = pytest.mark.cpu
 FLASH = Problem(heads=32, width=128, key_format="mxfp4", query=MXFP4, per_page=16)
 CASES = {
     "entries": replace(FLASH, heads=64, ratio=2, k=60),
@@ -36,7 +37,9 @@ def run_of(p: Problem, folder: Path, slab: int) -> HopperRun:
     return HopperRun(spec, template, folder)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [n if n == "entries" else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_selects_what_the_reference_selects(name: str, tmp_path: Path) -> None:
     p = CASES[name]
     step = make_step(p, [(0, 1), (300, 1), (1290, 1)], seed=4)
