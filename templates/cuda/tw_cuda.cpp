@@ -31,6 +31,8 @@ struct Driver {
   Result (*set_attribute)(void*, int, int);
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void*, void**, void**);
+  Result (*encode_tiled)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*,
+                         const unsigned*, const unsigned*, int, int, int, int);
   Result (*error_string)(Result, const char**);
 };
 
@@ -64,6 +66,7 @@ void open_driver() {
   find(&driver.get_function, "cuModuleGetFunction");
   find(&driver.set_attribute, "cuFuncSetAttribute");
   find(&driver.launch, "cuLaunchKernel");
+  find(&driver.encode_tiled, "cuTensorMapEncodeTiled");
   find(&driver.error_string, "cuGetErrorString");
   if (driver.error[0] == 0 && driver.init(0) != 0) {
     snprintf(driver.error, sizeof driver.error, "no CUDA device: the driver cannot be initialised");
@@ -96,12 +99,14 @@ bool load(const char* kernel, tw_image* image, int device_id) {
   return ok;
 }
 
-bool prepare(const char* kernel, tw_image* image, int device_id) {
+bool opened(const char* kernel) {
   pthread_once(&driver_once, open_driver);
-  if (driver.error[0] != 0) {
-    tw_fail(kernel, "%s", driver.error);
-    return false;
-  }
+  if (driver.error[0] != 0) tw_fail(kernel, "%s", driver.error);
+  return driver.error[0] == 0;
+}
+
+bool prepare(const char* kernel, tw_image* image, int device_id) {
+  if (!opened(kernel)) return false;
   if (device_id < 0 || device_id >= TW_MAX_DEVICES) {
     tw_fail(kernel, "device: got %d, want 0 to %d", device_id, TW_MAX_DEVICES - 1);
     return false;
@@ -171,6 +176,20 @@ int tw_fail(const char* kernel, const char* format, ...) {
   TVMFFIErrorSetRaised(error);
   TVMFFIObjectDecRef(error);
   return -1;
+}
+
+bool tw_map_rows(const char* kernel, tw_tensor_map* map, uint64_t data, int64_t rows, int64_t cols,
+                 int element_bytes, int box_rows, int box_cols) {
+  if (rows <= 0) return true;
+  if (!opened(kernel)) return false;
+  // In the driver's numbers: bytes or bf16; no interleave, swizzle of 128 bytes, zeros outside.
+  const int type = element_bytes == 1 ? 0 : 9, interleave = 0, swizzle = 3, promotion = 2, fill = 0;
+  const uint64_t extents[] = {uint64_t(cols), uint64_t(rows)};
+  const uint64_t strides[] = {uint64_t(cols * element_bytes)};
+  const unsigned box[] = {unsigned(box_cols), unsigned(box_rows)}, steps[] = {1, 1};
+  return !fails(kernel, "tensor map",
+                driver.encode_tiled(map->bytes, type, 2, reinterpret_cast<void*>(data), extents,
+                                    strides, box, steps, interleave, swizzle, promotion, fill));
 }
 
 bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid, void** parameters,

@@ -30,6 +30,11 @@ struct tw_image {
   void* functions[TW_MAX_DEVICES];  // by device, null before the first launch
 };
 
+// A tensor map: what the copy engine needs to know of a matrix whose tiles it brings.
+struct alignas(64) tw_tensor_map {
+  unsigned char bytes[128];
+};
+
 // Raises a ValueError "kernel '<kernel>': <text>" in TVM-FFI and returns -1.
 TW_HIDDEN int tw_fail(const char* kernel, const char* format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -45,6 +50,8 @@ TW_HIDDEN bool tw_check_device(const char* kernel, const DLTensor* tensor, const
                                const DLTensor* other);
 TW_HIDDEN bool tw_check_int(const char* kernel, const TVMFFIAny* args, int index, const char* name,
                             int64_t lower, int64_t upper, int64_t* value);
+TW_HIDDEN bool tw_map_rows(const char* kernel, tw_tensor_map* map, uint64_t data, int64_t rows,
+                           int64_t cols, int element_bytes, int box_rows, int box_cols);
 TW_HIDDEN bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid,
                          void** parameters, int device_id);
 
@@ -90,6 +97,11 @@ TW_HIDDEN bool tw_launch(const char* kernel, tw_image* image, const int64_t* gri
 #define TW_INT(name, index, lower, upper)                                                          \
   int64_t name = 0;                                                                                \
   if (!tw_check_int(tw_kernel, tw_args, (index), #name, (lower), (upper), &name)) return -1
+
+// Describes a matrix of `rows` rows of `cols` elements without gaps, read in tiles of
+// box_rows x box_cols whose rows are 128 bytes, swizzled so. No rows: nothing is described.
+#define TW_TENSOR_MAP(map, data, rows, cols, element_bytes, box_rows, box_cols)                   \
+  if (!tw_map_rows(tw_kernel, &map, data, rows, cols, element_bytes, box_rows, box_cols)) return -1
 
 #define TW_LAUNCH(name, grid, parameters, device_id)                                      \
   if (!tw_launch(tw_kernel, &tw_image_##name, grid, parameters, (device_id))) return -1

@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from tilewright.codegen.pack_words import matrix_bytes, scales_at
+from tilewright.codegen.pack_tiles import matrix_bytes, scales_at
 from tilewright.graph.types import BlockFormat, DType, ElementType, element_type
 from tilewright.runtime.artifact import ROW_MAJOR, StateRecord, WeightRecord
 from tilewright.runtime.devices.memory import TYPES
 
-_UP = 102  # of packed scales: see codegen/pack_words.py
 _CODES_RMS = {"fp8_e4m3": 7, "fp4_e2m1": 1}  # log2 of what random codes are about
-_EVEN_E4M3 = ~(1 | 1 << 12 | 1 << 24 | 1 << 7)  # words of even codes: none is a NaN
 _ONE_THIRD_E4M3 = 0x2B
 
 
@@ -26,7 +24,7 @@ def fill_weight(record: WeightRecord, memory: torch.Tensor, seed: int) -> None:
     format_ = element_type(record.format)
     spread = _log2_root(record.shape[-1]) if len(record.shape) > 1 else 0
     if record.layout == "blocks16" and isinstance(format_, BlockFormat):
-        _fill_words(record, format_, memory, spread)
+        _fill_tiles(record, format_, memory, spread)
     elif isinstance(format_, BlockFormat):
         fill_rows(format_, record.shape[-1], memory, 0)
     elif record.layout == ROW_MAJOR:
@@ -47,7 +45,7 @@ def random_bytes(memory: torch.Tensor) -> None:
     memory[whole.numel() * 8 :] = 0
 
 
-def _fill_words(
+def _fill_tiles(
     record: WeightRecord, format_: BlockFormat, memory: torch.Tensor, spread: int
 ) -> None:
     name, (n, k) = format_.name, record.shape[-2:]
@@ -55,8 +53,8 @@ def _fill_words(
     matrices = memory.view(-1, matrix_bytes(name, n, k))
     at = scales_at(name, n, k)
     if name == "fp8_e4m3":
-        matrices[:, :at].view(torch.int32).bitwise_and_(_EVEN_E4M3)
-    matrices[:, at:] = (127 - spread - _CODES_RMS[name] + _UP) % 256
+        matrices[:, :at].bitwise_and_(0xFE)  # even codes: none is a NaN
+    matrices[:, at:] = 127 - spread - _CODES_RMS[name]
 
 
 def fill_rows(format_: BlockFormat, width: int, memory: torch.Tensor, spread: int) -> None:
