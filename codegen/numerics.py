@@ -37,7 +37,8 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
             lanes, chunk = target.lanes if plain else 1, target.attend_chunk
             if target.latent_chunk is not None and not plain:
                 chunk = target.latent_chunk
-            return Numerics(atom=target.atom, chunk=chunk, lanes=lanes, combine="in_order")
+            found = Numerics(atom=target.atom, chunk=chunk, lanes=lanes, combine="in_order")
+            return found if plain else replace(found, weights=_latent_weights(body, target))
         case "row" | "select":
             if context_bound:
                 raise LowerError(
@@ -46,6 +47,12 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
             return Numerics(lanes=target.lanes, combine="tree")
         case _:
             raise LowerError(f"kernel kind '{kind}': unknown: have contract, attend, select, row")
+
+
+def _latent_weights(body: Graph, target: Target) -> str:
+    """The released models round weights before they meet rows that are packed."""
+    packed = all(isinstance(s.type.dtype, BlockFormat) for s in body.states)
+    return target.latent_weights if packed else "whole"
 
 
 def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]:

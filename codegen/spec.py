@@ -21,6 +21,7 @@ _NAMES = {
     "combine": ("in_order", "tree"),
     "scale_order": ("none", "dequantise", "factored"),
     "subnormals": ("kept", "flushed"),
+    "weights": ("whole", "rounded"),
 }
 
 
@@ -34,6 +35,8 @@ class Numerics:
     matrix instruction over 16 values of k; over codes, `wgmma_e4m3` (sums of `chunk` values of k
     leave the matrix unit and are scaled and added in fp32) or `mx` (scales enter the unit).
     `scale_order`: whether block scales are applied to each weight, or to the sum of a block.
+    `weights`: whether the weights of an attention meet values of 16 bits whole, as a sum of parts,
+    or rounded to the values' type.
     """
 
     accumulate: str = "f32"
@@ -44,6 +47,7 @@ class Numerics:
     combine: str = "in_order"
     scale_order: str = "none"
     subnormals: str = "kept"
+    weights: str = "whole"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

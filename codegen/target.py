@@ -113,6 +113,7 @@ class Target:
     full_value_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
     latent_chunk: int | None = None  # of attention over latent rows, where it is another
+    latent_weights: str = "whole"  # of the same, in products with packed rows
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]

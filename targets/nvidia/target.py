@@ -30,6 +30,7 @@ def nvidia_target(
         attend_chunk=128,
         attend_chunks=(64, 128, 256),
         latent_chunk=64,
+        latent_weights="rounded",
         scale_order="dequantise",
         peak_flops=peak_flops,
         peak_bandwidth=peak_bandwidth,
