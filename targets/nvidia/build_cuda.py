@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.graph.errors import TargetError
-from tilewright.targets.nvidia.build import scan_ptx
+from tilewright.targets.nvidia.build import kept_report, scan_ptx
 
 # Products and sums are never contracted: every fma is ours.
 FLAGS = ("-O3", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
@@ -47,9 +47,10 @@ def build_cuda(nvcc: str, source: Path, capability: int) -> dict[str, Any]:
         raise TargetError(refused)
     ptxas = Path(nvcc).with_name("ptxas")
     said = _run([ptxas, f"-arch=sm_{capability}a", "-O3", "-v", ptx, "-o", cubin], name)
-    lines = [f'#define TW_HOST "{cubin}"', f'#include "{source.name}"']
+    report = [{"source": name, **used} for used in usage(said)]
+    lines = [f'#define TW_HOST "{cubin}"', f'#include "{source.name}"', kept_report(report)]
     source.with_suffix(".host.cpp").write_text("\n".join(lines) + "\n")
-    return {"kernels": usage(said)}
+    return {"kernels": report}
 
 
 def usage(said: str) -> list[Mapping[str, Any]]:
