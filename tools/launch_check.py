@@ -38,13 +38,13 @@ class LaunchCheck:
     """An observer of the executor that compares every launch with the reference."""
 
     def __init__(
-        self, graph: Graph, launched: Callable[[], None] = lambda: None, *, on_gpu: bool = False
+        self, graph: Graph, launched: Callable[[], None] = lambda: None, *, packing: str = "cpu"
     ) -> None:
         """`graph`: the fused graph of the artifact. `launched` is called after every launch.
-        `on_gpu`: whether weights are packed as GPU kernels read them.
+        `packing`: whose kernels read the weights, one of launch_weights.PACKED_FOR.
         """
         self._graph = graph
-        self._on_gpu = on_gpu
+        self._packing = packing
         self._groups = {g.name: g for g in graph.groups}
         self._launched = launched
         self._bodies: dict[str, Body] = {}
@@ -63,12 +63,12 @@ class LaunchCheck:
         graph, names = body.graph, argument_names(body.graph)
         dims = dict(zip(int_names(graph), ints, strict=True))
         given = dict(zip(names, self._before, strict=True))
-        values = _reference(graph, given, dims, on_gpu=self._on_gpu)
+        values = _reference(graph, given, dims, packing=self._packing)
         now = dict(zip(names, tensors, strict=False))
         results = [(value, value) for _, value in graph.outputs] + list(graph.state_outputs)
         found = []
         for argument, value in results:
-            got = _given(graph, argument, now[argument], dims, on_gpu=self._on_gpu)
+            got = _given(graph, argument, now[argument], dims, packing=self._packing)
             found.append(_compared(graph, argument, value, got, values))
         self._note(launch, found)
         self._before = []
@@ -117,12 +117,12 @@ def _rounds(body: Graph) -> bool:
 
 
 def _reference(
-    body: Graph, given: Mapping[str, Array], dims: Mapping[str, int], *, on_gpu: bool
+    body: Graph, given: Mapping[str, Array], dims: Mapping[str, int], *, packing: str
 ) -> Values:
     """Run the body's nodes on what the launch was given; return all values."""
     outputs = {value for _, value in body.outputs}
     values = {
-        name: _given(body, name, array, dims, on_gpu=on_gpu)
+        name: _given(body, name, array, dims, packing=packing)
         for name, array in given.items()
         if name not in outputs
     }
@@ -132,11 +132,11 @@ def _reference(
 
 
 def _given(
-    body: Graph, name: str, array: Array, dims: Mapping[str, int], *, on_gpu: bool
+    body: Graph, name: str, array: Array, dims: Mapping[str, int], *, packing: str
 ) -> torch.Tensor:
     """Return an argument's values in the shape the body sees, floats as fp64."""
     type_ = body.type_of(name)
-    weight = weight_values(body, name, array, on_gpu=on_gpu)
+    weight = weight_values(body, name, array, packing=packing)
     if weight is not None:
         return torch.from_numpy(weight)
     shape, dtype = [evaluate(d, dims) for d in type_.shape], str(type_.dtype)

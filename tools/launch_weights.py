@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.pack_ascend import unpack_coded, unpack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, unpack_panels
 from tilewright.codegen.pack_gpu import lies_as_rows, unpack_blocks
 from tilewright.codegen.pack_tiles import TILE_BITS, unpack_tiles
@@ -21,10 +22,16 @@ from tilewright.tools.packed_rows import bf16_values, row_values
 
 Array = NDArray[Any]
 _SCALE_GROUP = 32  # what unpacked float codes have a scale for
+PACKED_FOR = ("cpu", "gpu", "ascend")
+
+
+def packing_of(target: str) -> str:
+    """Return whose kernels read the weights of an artifact for a target of this name."""
+    return {"cpu": "cpu", "ascend950": "ascend"}.get(target, "gpu")
 
 
 def weight_values(
-    body: Graph, name: str, packed: Array, *, on_gpu: bool
+    body: Graph, name: str, packed: Array, *, packing: str
 ) -> NDArray[np.float64] | None:
     """Return the values [.., n, k] of a packed weight, None for one that lies row by row.
 
@@ -34,22 +41,22 @@ def weight_values(
         return None
     type_ = body.type_of(name)
     quantised = isinstance(type_.dtype, BlockFormat)
-    if not (quantised if on_gpu else name in matrix_weights(body)):
+    if not (quantised if packing == "gpu" else name in matrix_weights(body)):
         return None
     *stack, n, k = (evaluate(d, {}) for d in type_.shape)
-    if _is_table(type_, on_gpu=on_gpu):
+    if _is_table(type_, packing):
         assert isinstance(type_.dtype, BlockFormat)
         rows = packed.reshape(*stack, n, type_.dtype.row_bytes(k))
         return row_values(type_.dtype, rows, k).astype(np.float64)
-    unpack = _unpack_gpu if on_gpu else _unpack_cpu
+    unpack = {"cpu": _unpack_cpu, "gpu": _unpack_gpu, "ascend": _unpack_ascend}[packing]
     parts = packed.reshape(math.prod(stack), -1)
     values = [matrix_values(type_.dtype, unpack(type_.dtype, part, n, k)) for part in parts]
     return np.stack(values).reshape(*stack, n, k)
 
 
-def _is_table(type_: TensorType, *, on_gpu: bool) -> bool:
+def _is_table(type_: TensorType, packing: str) -> bool:
     """Say whether a weight lies as rows of codes, then scales."""
-    if on_gpu:
+    if packing == "gpu":
         return isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype)
     return panel_format(type_.dtype) not in FORMATS
 
@@ -61,6 +68,14 @@ def _unpack_cpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
 def _unpack_gpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
     unpack = unpack_tiles if dtype.name in TILE_BITS else unpack_blocks
     return unpack(dtype.name, packed, n, k)
+
+
+def _unpack_ascend(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
+    if isinstance(dtype, BlockFormat) and dtype.code.is_float:
+        return unpack_coded(packed, dtype, n, k)
+    if dtype.name == "f32":
+        return Unpacked(values=packed.view(np.float32).reshape(n, k))
+    return unpack_rows(packed, n, k)
 
 
 def matrix_values(dtype: ElementType, found: Unpacked) -> NDArray[np.float64]:

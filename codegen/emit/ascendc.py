@@ -7,6 +7,7 @@ and because a fixed tree of lanes, paged stores and rows chosen by an index have
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from tilewright.codegen.emit.ascendc_host import Launch, entry
 from tilewright.codegen.emit.ascendc_memory import fits
 from tilewright.codegen.emit.ascendc_rows import SIZES, AscendRows
-from tilewright.codegen.emit.ascendc_text import THREADS
+from tilewright.codegen.emit.ascendc_text import BARRIER, THREADS
 from tilewright.codegen.emit.cpp import environment, row_extent
 from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.cpp_types import storage
@@ -29,23 +30,30 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
 
 ARGMAX_PART = 16384  # entries of a row in the buffer at once
-MOST_ARGUMENTS = 12  # of a vector function
+MOST_ARGUMENTS = 12  # of a vector function; public kernels have more, no page names a limit
 
 
 def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
     """Render the kernel of a spec; raise LowerError for a body the template cannot express."""
     from tilewright.codegen.emit.ascendc_attend import attend
+    from tilewright.codegen.emit.ascendc_attend_cube import attend_cube
     from tilewright.codegen.emit.ascendc_contract import contract
     from tilewright.codegen.emit.ascendc_latent import latent
-    from tilewright.codegen.emit.ascendc_select import select
+    from tilewright.codegen.emit.ascendc_latent_cube import latent_cube
+    from tilewright.codegen.emit.ascendc_mx import contract_mx
+    from tilewright.codegen.emit.ascendc_select import select, select_cube
 
     build = {
         "ascendc/row.asc.j2": _row,
         "ascendc/argmax.asc.j2": _argmax,
         "ascendc/attend.asc.j2": attend,
+        "ascendc/attend_cube.asc.j2": attend_cube,
         "ascendc/contract.asc.j2": contract,
+        "ascendc/contract_mx.asc.j2": contract_mx,
         "ascendc/latent.asc.j2": latent,
+        "ascendc/latent_cube.asc.j2": latent_cube,
         "ascendc/select.asc.j2": select,
+        "ascendc/select_cube.asc.j2": select_cube,
     }
     devices, launches = build[template.path](spec)
     return KernelSource(spec.symbol, "ascendc", kernel_text(spec, devices, launches))
@@ -60,13 +68,63 @@ def kernel_text(spec: KernelSpec, devices: Sequence[str], launches: Sequence[Lau
 
 
 def _row(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
+    body, rows, name = spec.body, row_extent(spec.body), f"k_{spec.symbol}"
+    groups = _groups(spec, rows)
+    programs = [
+        row_program(
+            name if len(groups) == 1 else f"{name}_{i}", body,
+            _needed(body, group, sum(groups[:i], [])), rows, _sinks(body, group),
+            spec.numerics.lanes,
+        )
+        for i, group in enumerate(groups)
+    ]  # fmt: skip
+    return [p.text for p in programs], [p.launch(rows) for p in programs]
+
+
+def _groups(spec: KernelSpec, rows: Dim) -> list[list[str]]:
+    """Results and stores of a body, together if the rows of all fit the buffer; else as few
+    launches as it takes, each of which computes what its results need, or reads what an earlier
+    launch left."""
     body = spec.body
-    rows = row_extent(body)
-    sinks = {value: value for _, value in body.outputs}
-    program = row_program(
-        f"k_{spec.symbol}", body, [n.name for n in body.nodes], rows, sinks, spec.numerics.lanes
-    )
-    return [program.text], [program.launch(rows)]
+    stores = [n.name for n in body.nodes if op_def(n.op).kind is Kind.STORE]
+    results = list(dict.fromkeys([*(v for _, v in body.outputs), *stores]))
+    if _fits_buffer(spec, rows, results, []):
+        return [results]
+    groups: list[list[str]] = []
+    for result in results:
+        for i, group in enumerate(groups):
+            if _fits_buffer(spec, rows, [*group, result], sum(groups[:i], [])):
+                group.append(result)
+                break
+        else:
+            groups.append([result])
+    return groups
+
+
+def _sinks(body: Graph, results: Sequence[str]) -> dict[str, str]:
+    made = {value for _, value in body.outputs}
+    return {r: r for r in results if r in made}
+
+
+def _needed(body: Graph, results: Sequence[str], done: Sequence[str]) -> list[str]:
+    """What some results need in the order of the graph, but for results that are in memory."""
+    found: set[str] = set()
+    todo = list(results)
+    while todo:
+        name = todo.pop()
+        if name in body.node and name not in found:
+            found.add(name)
+            todo += [i for i in body.node[name].inputs if i not in _sinks(body, done)]
+    return [n.name for n in body.nodes if n.name in found]
+
+
+def _fits_buffer(
+    spec: KernelSpec, rows: Dim, results: Sequence[str], done: Sequence[str]
+) -> bool:
+    nodes = _needed(spec.body, results, done)
+    sinks = _sinks(spec.body, results)
+    program = _fitting(spec.body, nodes, rows, sinks, spec.numerics.lanes)
+    return fits(list(program.regions.values()))
 
 
 def _argmax(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
@@ -113,10 +171,6 @@ def row_program(
 ) -> RowProgram:
     """Return the row kernel that computes some nodes of a body."""
     program = _fitting(body, nodes, rows, sinks, lanes)
-    given = 4 + len(program.pointers) + len(program.extents)
-    if given > MOST_ARGUMENTS:
-        raise LowerError(f"row kernel '{body.name}': its vector function takes {given} arguments, "
-                         f"want at most {MOST_ARGUMENTS}")  # fmt: skip
     layout, regions = program.layout, program.regions
     found: dict[str, str] = {}
     shared, copies = _copies(body, program, found)
@@ -133,10 +187,9 @@ def row_program(
         name=name,
         threads=THREADS,
         pointers=tensors,
-        far=list(program.pointers.items()),
         extents=list(program.extents),
+        phases=_phases(program),
         regions=[(r.ctype, r.name, layout.offsets[r.name], r.staged) for r in regions.values()],
-        statements="\n".join("  " + line for line in program.function),
         stage_bytes=layout.stage_bytes,
         stages=layout.stages,
         tile_rows=layout.rows,
@@ -148,18 +201,72 @@ def row_program(
     return RowProgram(name, text, tuple(tensors), tuple(program.extents))
 
 
+@dataclass(frozen=True)
+class _Phase:
+    """A vector function: its suffix, its text, the tensors it reads itself, further numbers."""
+
+    suffix: str
+    text: str
+    far: tuple[tuple[str, str], ...]
+    extents: tuple[str, ...]
+
+
+def _phases(program: AscendRows) -> list[_Phase]:
+    """Share a program among as few vector functions as their number of arguments allows. Between
+    two of its barriers stands a block whose values live in the buffer, so that any barrier may be
+    the end of one function instead."""
+    parts: list[list[str]] = [[]]
+    for line in program.function:
+        if line == BARRIER:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    groups: list[list[str]] = []
+    for part in parts:
+        joined = [*groups[-1], BARRIER, *part] if groups else part
+        if groups and _fits_call(program, joined):
+            groups[-1] = joined
+        else:
+            groups.append(part)
+    return [
+        _Phase(f"_{i}" if len(groups) > 1 else "", "\n".join("  " + line for line in lines),
+               *_arguments(program, lines))
+        for i, lines in enumerate(groups)
+    ]  # fmt: skip
+
+
+def _arguments(
+    program: AscendRows, lines: Sequence[str]
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    words = set(re.findall(r"\w+", "\n".join(lines)))
+    far = tuple((n, t) for n, t in program.pointers.items() if n in words)
+    return far, tuple(e for e in program.extents if e in words)
+
+
+def _fits_call(program: AscendRows, lines: Sequence[str]) -> bool:
+    far, extents = _arguments(program, lines)
+    return 4 + len(far) + len(extents) <= MOST_ARGUMENTS
+
+
 def _fitting(
     body: Graph, nodes: Sequence[str], rows: Dim, sinks: Mapping[str, str], lanes: int
 ) -> AscendRows:
     """Return the program; operands with the longest rows stay in global memory if one row of all
-    does not fit the buffer."""
+    does not fit the buffer, then the longest kept values are computed where they are read."""
     program = AscendRows(body, nodes, rows, sinks, lanes)
+    again: frozenset[str] = frozenset()
     while not fits(list(program.regions.values())):
         brought = [(c.row_bytes, c.tensor) for c in program.copies.values() if c.how != "indexed"]
         if not brought:
             break
         far = program.far | {max(brought)[1]}
         program = AscendRows(body, nodes, rows, sinks, lanes, far=far)
+    while not fits(list(program.regions.values())):
+        longest = program.longest_kept()
+        if longest is None:
+            break
+        again |= {longest}
+        program = AscendRows(body, nodes, rows, sinks, lanes, far=program.far, again=again)
     return program
 
 

@@ -1,6 +1,9 @@
-"""Attention as AscendC, on the vector cores: variables of templates/ascendc/attend.asc.j2."""
+"""Attention over paged keys and values: on the vector cores alone, and what both ways share."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.emit.ascendc_host import Launch
@@ -8,7 +11,7 @@ from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.cpp import environment, print_scalar_const
 from tilewright.codegen.emit.cpp_host import cpp_extent
-from tilewright.codegen.emit.cpp_types import storage
+from tilewright.codegen.emit.cpp_types import Storage, storage
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.spec import KernelSpec
@@ -19,41 +22,74 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
 
 
+@dataclass(frozen=True)
+class Paged:
+    """One attention over a paged cache of keys and values."""
+
+    body: Graph
+    anchor: Node
+
+    @classmethod
+    def of(cls, body: Graph) -> Paged:
+        (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
+        return cls(body, anchor)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        heads, (_, kv_heads, block_size, width) = (
+            self.anchor.type.shape[1],
+            self.body.type_of(self.anchor.inputs[1]).shape,
+        )
+        names = ("heads", "kv_heads", "block_size", "width")
+        return dict(zip(names, map(constant, (heads, kv_heads, block_size, width)), strict=True))
+
+    @property
+    def out(self) -> str:
+        ((_, value),) = self.body.outputs
+        return value
+
+    def stored(self, value: str) -> Storage:
+        return storage(self.body.type_of(value).dtype)
+
+    def render(
+        self, symbol: str, template: str, kind: str, **more: Any
+    ) -> tuple[list[str], list[Launch]]:
+        """Return the device text and its launch; `kind` of cores."""
+        body, anchor, name = self.body, self.anchor, f"k_{symbol}"
+        q, k, v, positions, rows, tables = anchor.inputs
+        named = {"q": q, "k": k, "v": v, "positions": positions, "request_rows": rows}
+        made = self.stored(self.out)
+        pointers = [(self.stored(n).ctype, n) for n in (q, k, v)]
+        pointers += [("int32_t", n) for n in (positions, rows, tables)] + [(made.ctype, self.out)]
+        text = environment().get_template(template).render(
+            name=name, pointers=pointers, out=self.out, block_tables=tables,
+            scale=print_scalar_const(float(str(anchor.attr["scale"]))), out_type=made.ctype,
+            out_bytes=SIZES[made.ctype], epilogue=attend_epilogue(body, anchor, self.out),
+            **named, **self.sizes, **more,
+        )  # fmt: skip
+        tokens, stride = (
+            cpp_extent(to_json(d)) for d in (anchor.type.shape[0], body.type_of(tables).shape[1])
+        )
+        given = [f"({ctype}*){tensor}->data" for ctype, tensor in pointers]
+        call = f"{name}({', '.join([*given, f'(int32_t)({tokens})', f'(int32_t)({stride})'])})"
+        return [text], [Launch(name, kind, call)]
+
+
 def attend(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
-    """Return the device text and its launch."""
-    body, name = spec.body, f"k_{spec.symbol}"
-    (anchor,) = [n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND]
-    q, k, v, positions, rows, tables = anchor.inputs
-    (out,) = (value for _, value in body.outputs)
-    heads, (_, kv_heads, block_size, width) = anchor.type.shape[1], body.type_of(k).shape
-    held, cache, made = (storage(body.type_of(n).dtype) for n in (q, k, out))
-    sizes = {
-        "heads": constant(heads),
-        "kv_heads": constant(kv_heads),
-        "width": constant(width),
-        "block_size": constant(block_size),
-        "chunk": spec.numerics.chunk,
-    }
+    """Return the device text and its launch, for the vector cores alone."""
+    found = Paged.of(spec.body)
+    held, cache = (found.stored(n) for n in found.anchor.inputs[:2])
     types = {
-        "q_type": held.ctype, "kv_type": cache.ctype, "out_type": made.ctype,
+        "q_type": held.ctype, "kv_type": cache.ctype,
         "q_bytes": SIZES[held.ctype], "cache_bytes": SIZES[cache.ctype],
-        "out_bytes": SIZES[made.ctype], "q_load": held.load, "kv_load": cache.load,
+        "q_load": held.load, "kv_load": cache.load,
     }  # fmt: skip
-    named = {"q": q, "k": k, "v": v, "positions": positions, "request_rows": rows}
-    pointers = [(held.ctype, q), (cache.ctype, k), (cache.ctype, v)]
-    pointers += [("int32_t", n) for n in (positions, rows, tables)] + [(made.ctype, out)]
-    text = environment().get_template("ascendc/attend.asc.j2").render(
-        name=name, pointers=pointers, out=out, block_tables=tables,
-        scale=print_scalar_const(float(str(anchor.attr["scale"]))),
-        epilogue=attend_epilogue(body, anchor, out), offsets=_offsets(spec, sizes, types),
-        **named, **sizes, **types,
+    sizes = {**found.sizes, "chunk": spec.numerics.chunk}
+    out_bytes = SIZES[found.stored(found.out).ctype]
+    return found.render(
+        spec.symbol, "ascendc/attend.asc.j2", "vector", chunk=spec.numerics.chunk,
+        offsets=_offsets(spec, sizes, {**types, "out_bytes": out_bytes}), **types,
     )  # fmt: skip
-    tokens, stride = (
-        cpp_extent(to_json(d)) for d in (anchor.type.shape[0], body.type_of(tables).shape[1])
-    )
-    given = [f"({ctype}*){tensor}->data" for ctype, tensor in pointers]
-    call = f"{name}({', '.join([*given, f'(int32_t)({tokens})', f'(int32_t)({stride})'])})"
-    return [text], [Launch(name, "vector", call)]
 
 
 def _offsets(spec: KernelSpec, sizes: dict[str, int], types: dict[str, object]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.row_access import offset
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
 from tilewright.codegen.expr import print_scalar
-from tilewright.codegen.pack_ascend import code_bytes, coded_bytes
+from tilewright.codegen.pack_ascend import code_bytes, coded_bytes, padded
 from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node
@@ -87,33 +87,65 @@ def activation_bytes(body: Graph, anchor: Node, bounds: Mapping[str, int]) -> in
 def scratch_bytes(body: Graph, bounds: Mapping[str, int], bm: int) -> int:
     """Bytes of workspace: the activation, then lists of rows."""
     anchor = next(n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT)
-    routes, total = Routes.of(body, anchor), activation_bytes(body, anchor, bounds)
-    if routes.kind == "experts":
-        rows = evaluate(anchor.type.shape[0], bounds) * routes.slots
-        total += 16 * (routes.max_blocks(rows, bm) + 1) + -(-rows // 4) * 16
-    return max(64, total)
+    return max(64, activation_bytes(body, anchor, bounds) + list_bytes(body, bounds, bm))
+
+
+def list_bytes(body: Graph, bounds: Mapping[str, int], bm: int) -> int:
+    """Bytes of the lists of rows by matrix, if ids decide which one a row meets."""
+    anchor = next(n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT)
+    routes = Routes.of(body, anchor)
+    if routes.kind != "experts":
+        return 0
+    rows = evaluate(anchor.type.shape[0], bounds) * routes.slots
+    return 16 * (routes.max_blocks(rows, bm) + 1) + -(-rows // 4) * 16
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What comes before the matrix unit: a computed activation, rows sorted by matrix. `start` and
+    `lists` are texts: bytes of the workspace that are taken, and the pointer to the lists."""
+
+    spec: KernelSpec
+    anchors: list[Node]
+    routes: Routes
+    start: str
+
+    @classmethod
+    def of(cls, spec: KernelSpec) -> Opening:
+        body = spec.body
+        anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+        value, rows, start = anchors[0].inputs[0], anchors[0].type.shape[0], "0"
+        if value in body.node:
+            inner = constant(inner_size(body, value, rows))
+            start = f"(({cpp_extent(to_json(rows))}) * {2 * inner} + 63) / 64 * 64"
+        return cls(spec, anchors, Routes.of(body, anchors[0]), start)
+
+    @property
+    def rows(self) -> Dim:
+        return self.anchors[0].type.shape[0]
+
+    def launches(self, lists: str) -> tuple[list[str], list[Launch]]:
+        found = []
+        if self.anchors[0].inputs[0] in self.spec.body.node:
+            found.append(_prologue(self.spec, self.anchors[0].inputs[0], self.rows))
+        if self.routes.kind == "experts":
+            found.append(_sort(self.spec, self.routes, self.rows, lists))
+        return [text for text, _ in found], [launch for _, launch in found]
+
+    def sections(self) -> list[Section]:
+        return [
+            Section(self.spec, tuple(nodes), f"k_{self.spec.symbol}_{i}", self.rows, self.routes)
+            for i, nodes in enumerate(sections_of(self.spec.body, self.anchors))
+        ]
 
 
 def contract(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     """Return device texts and their launches in order."""
-    body = spec.body
-    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
-    value, rows = anchors[0].inputs[0], anchors[0].type.shape[0]
-    routes = Routes.of(body, anchors[0])
-    texts, launches, start = [], [], "0"
-    if value in body.node:
-        text, launch = _prologue(spec, value, rows)
-        texts.append(text)
-        launches.append(launch)
-        inner = constant(inner_size(body, value, rows))
-        start = f"(({cpp_extent(to_json(rows))}) * {2 * inner} + 63) / 64 * 64"
-    lists = f"(int32_t*)((uint8_t*)workspace->data + {start})"
-    if routes.kind == "experts":
-        text, launch = _sort(spec, routes, rows, lists)
-        texts.append(text)
-        launches.append(launch)
-    for number, nodes in enumerate(sections_of(body, anchors)):
-        text, launch = _section(spec, nodes, f"k_{spec.symbol}_{number}", rows, routes, lists)
+    opening = Opening.of(spec)
+    lists = f"(int32_t*)((uint8_t*)workspace->data + {opening.start})"
+    texts, launches = opening.launches(lists)
+    for section in opening.sections():
+        text, launch = _section(section, lists)
         texts.append(text)
         launches.append(launch)
     return texts, launches
@@ -164,43 +196,75 @@ def _sort(spec: KernelSpec, routes: Routes, rows: Dim, lists: str) -> tuple[str,
     return text, Launch(name, "vector", call)
 
 
-
-
 # --- one launch of the matrix unit --------------------------------------------------------------
 
 
-def _section(
-    spec: KernelSpec, nodes: list[Node], name: str, rows: Dim, routes: Routes, lists: str
-) -> tuple[str, Launch]:
-    body, schedule = spec.body, spec.schedule.values
-    anchors = [n for n in nodes if op_def(n.op).kind is Kind.CONTRACT]
-    value = anchors[0].inputs[0]
-    x = "activation" if value in body.node else value
-    n, k = constant(anchors[0].type.shape[-1]), constant(body.type_of(value).shape[-1])
-    weights = [_weight(body, anchor) for anchor in anchors]
-    seen: set[str] = set()
-    for weight in weights:
-        weight["first"] = weight["format"] not in seen
-        seen.add(weight["format"])
-    lines, operands = _epilogue(body, nodes, rows)
-    outputs = _outputs(body, nodes)
-    memory = _memory(spec, weights, outputs)
-    pointers = [("uint16_t", x), *(("uint8_t", w["weight"]) for w in weights), *operands]
-    pointers += [(o["type"], o["name"]) for o in outputs]
-    if routes.kind == "experts":
-        pointers.append(("int32_t", "order"))
-    pointers = list(dict.fromkeys(pointers))
-    text = environment().get_template("ascendc/contract.asc.j2").render(
-        name=name, pointers=pointers, x=x, n=n, k=k, tiles=-(-n // schedule["bn"]),
-        anchors=weights, outputs=outputs, epilogue="\n".join("    " + line for line in lines),
-        operands=operands, kind=routes.kind, slots=routes.slots, count=routes.count,
-        shared=routes.shared, total_rows=n * (routes.slots if routes.kind == "groups" else 1),
-        **memory, **schedule,
+@dataclass(frozen=True)
+class Section:
+    """What one launch of the matrix unit computes: some nodes of a body, over rows of these."""
+
+    spec: KernelSpec
+    nodes: tuple[Node, ...]
+    name: str
+    rows: Dim
+    routes: Routes
+
+    @property
+    def anchors(self) -> list[Node]:
+        return [n for n in self.nodes if op_def(n.op).kind is Kind.CONTRACT]
+
+    @property
+    def activation(self) -> str:
+        """The operand, or the workspace that the prologue filled."""
+        value = self.anchors[0].inputs[0]
+        return "activation" if value in self.spec.body.node else value
+
+    def weights(self) -> list[dict[str, Any]]:
+        """One record for each anchor; `first` of its format."""
+        found = [_weight(self.spec.body, anchor) for anchor in self.anchors]
+        for place, weight in enumerate(found):
+            weight["first"] = weight["format"] not in {w["format"] for w in found[:place]}
+        return found
+
+    def outputs(self) -> list[dict[str, Any]]:
+        return _outputs(self.spec.body, self.nodes)
+
+    def render(
+        self, template: str, given: Sequence[tuple[str, str]], **more: Any
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """Return the text, and its pointers: `given`, weights, operands, outputs, the order."""
+        body, tile, routes = self.spec.body, self.spec.schedule.values, self.routes
+        n = constant(self.anchors[0].type.shape[-1])
+        lines, operands = _epilogue(body, self.nodes, self.rows)
+        pointers = [*given, *(("uint8_t", w["weight"]) for w in more["anchors"]), *operands]
+        pointers += [(o["type"], o["name"]) for o in more["outputs"]]
+        pointers += [("int32_t", "order")] if routes.kind == "experts" else []
+        pointers = list(dict.fromkeys(pointers))
+        text = environment().get_template(template).render(
+            name=self.name, pointers=pointers, n=n, tiles=-(-n // tile["bn"]),
+            epilogue="\n".join("    " + line for line in lines), operands=operands,
+            kind=routes.kind, slots=routes.slots, count=routes.count, shared=routes.shared,
+            total_rows=n * (routes.slots if routes.kind == "groups" else 1), **more, **tile,
+        )  # fmt: skip
+        return text, pointers
+
+    def launch(self, pointers: Sequence[tuple[str, str]], places: Mapping[str, str]) -> Launch:
+        """Return the call; `places` are texts of pointers that are no tensors."""
+        arguments = [f"({t}*){places.get(p, f'{p}->data')}" for t, p in pointers]
+        count = f"(int32_t)({cpp_extent(to_json(self.rows))})"
+        return Launch(self.name, "mix", f"{self.name}({', '.join([*arguments, count])})")
+
+
+def _section(section: Section, lists: str) -> tuple[str, Launch]:
+    weights, outputs = section.weights(), section.outputs()
+    k = constant(section.spec.body.type_of(section.anchors[0].inputs[0]).shape[-1])
+    memory = _memory(section.spec, weights, outputs)
+    x = section.activation
+    text, pointers = section.render(
+        "ascendc/contract.asc.j2", [("uint16_t", x)], x=x, k=k, anchors=weights,
+        outputs=outputs, **memory,
     )  # fmt: skip
-    given = {"activation": "workspace->data", "order": lists}
-    arguments = [f"({t}*){given.get(p, f'{p}->data')}" for t, p in pointers]
-    count = f"(int32_t)({cpp_extent(to_json(rows))})"
-    return text, Launch(name, "mix", f"{name}({', '.join([*arguments, count])})")
+    return text, section.launch(pointers, {"activation": "workspace->data", "order": lists})
 
 
 def _weight(body: Graph, anchor: Node) -> dict[str, Any]:
@@ -212,6 +276,7 @@ def _weight(body: Graph, anchor: Node) -> dict[str, Any]:
         "format": form,
         "bits": _BITS[form],
         "parts": 3 if form == "f32" else 1,
+        "row": padded(k) if coded else k,
         "code_bytes": code_bytes(type_.dtype, n, k) if coded else 0,
         "matrix_bytes": coded_bytes(type_.dtype, n, k) if coded else n * k * _BITS[form] // 8,
     }
@@ -232,9 +297,9 @@ def _memory(
     tile = spec.schedule.values
     half, bk, rows = tile["bn"] // 2, tile["bk"], tile["bm"] // 2
     bits = max(w["bits"] for w in weights)
-    stride = aligned(half)
+    stride = aligned(2 * half)  # a pair of scales for each row
     scale_at = aligned(half * bk * bits // 8)
-    raw_bytes = scale_at + aligned(bk // 32 * stride)
+    raw_bytes = scale_at + bk // 64 * stride
     dec_bytes = half * bk * 2
     sizes = {
         "raw": 2 * raw_bytes,

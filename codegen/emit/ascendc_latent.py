@@ -6,6 +6,7 @@ TileLang's dialect has no form for rows that page tables or lists name, so it is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.codegen.emit.ascendc_attend import attend_epilogue
 from tilewright.codegen.emit.ascendc_host import Launch, stored_as
@@ -14,10 +15,10 @@ from tilewright.codegen.emit.ascendc_quant import format_name
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.cpp import environment, print_scalar_const
 from tilewright.codegen.emit.cpp_host import cpp_extent
-from tilewright.codegen.emit.cpp_types import storage
+from tilewright.codegen.emit.cpp_types import Storage, storage
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.spec import KernelSpec
-from tilewright.graph import Graph
+from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, to_json
 from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
@@ -102,50 +103,105 @@ def names_of(*extents: str) -> list[str]:
     return [e for e in dict.fromkeys(extents) if not e.isdigit()]
 
 
+@dataclass(frozen=True)
+class Latent:
+    """One attention whose keys are its values: its operands, and how rows lie."""
+
+    body: Graph
+    anchor: Node
+    lists: tuple[PagedRows, ...]
+    cell: str
+
+    @classmethod
+    def of(cls, body: Graph) -> Latent:
+        anchor = next(n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND)
+        window, window_tables, more = anchor.inputs[1], anchor.inputs[4], anchor.inputs[6:]
+        cell = row_cell(*(body.type_of(s).dtype for s in (window, *more[:1])))
+        lists = [paged_rows(body, window, window_tables, cell, name="window")]
+        if more:
+            lists.append(paged_rows(body, more[0], more[1], cell, name="entries"))
+        return cls(body, anchor, tuple(lists), cell)
+
+    @property
+    def heads(self) -> int:
+        return constant(self.anchor.type.shape[1])
+
+    @property
+    def width(self) -> int:
+        return constant(self.anchor.type.shape[2])
+
+    @property
+    def out(self) -> str:
+        ((_, value),) = self.body.outputs
+        return value
+
+    @property
+    def selected(self) -> str:
+        more = self.anchor.inputs[6:]
+        return more[2] if len(more) > 2 else ""
+
+    @property
+    def num_selected(self) -> str:
+        if not self.selected:
+            return "0"
+        return extent_name(self.body.type_of(self.selected).shape[1])
+
+    @property
+    def pointers(self) -> list[tuple[str, str]]:
+        body, (q, window, positions, rows, tables, sink) = self.body, self.anchor.inputs[:6]
+        more = self.anchor.inputs[6:]
+        found = [(stored_as(body, n).ctype, n) for n in (q, window, *more[:1])]
+        found += [("int32_t", n) for n in (positions, rows, tables, *more[1:])]
+        found += [(storage(body.type_of(n).dtype).ctype, n) for n in (sink, self.out)]
+        return list(dict.fromkeys(found))
+
+    def stored(self, value: str) -> Storage:
+        return storage(self.body.type_of(value).dtype)
+
+    def render(
+        self, symbol: str, template: str, kind: str = "vector", **sizes: Any
+    ) -> tuple[list[str], list[Launch]]:
+        """Return the device text and its launch; `kind` of cores, `sizes` of the template."""
+        body, anchor, name = self.body, self.anchor, f"k_{symbol}"
+        q, _, positions, rows, _, sink = anchor.inputs[:6]
+        of_sink, made = self.stored(sink), self.stored(self.out)
+        extents = names_of(*(row.stride for row in self.lists), self.num_selected)
+        text = environment().get_template(template).render(
+            name=name, pointers=self.pointers, ints=extents, heads=self.heads, width=self.width,
+            window=anchor.attr["window"], ratio=anchor.attr.get("ratio", 1),
+            entries=LISTS[anchor.op], num_selected=self.num_selected, lists=self.lists, q=q,
+            positions=positions, request_rows=rows, sink=sink, out=self.out,
+            selected=self.selected, sink_load=of_sink.load, sink_type=of_sink.ctype,
+            out_type=made.ctype, out_bytes=SIZES[made.ctype],
+            scale=print_scalar_const(float(str(anchor.attr["scale"]))),
+            epilogue=attend_epilogue(body, anchor, self.out), **sizes,
+        )  # fmt: skip
+        return [text], [launch(name, body, self.pointers, anchor.type.shape[0], extents, kind)]
+
+
 def latent(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     """Return the device text and its launch."""
-    body, name = spec.body, f"k_{spec.symbol}"
-    anchor = next(n for n in body.nodes if op_def(n.op).kind is Kind.ATTEND)
-    q, window, positions, rows, window_tables, sink = anchor.inputs[:6]
-    more = anchor.inputs[6:]
-    states = [window, *more[:1]]
-    cell = row_cell(*(body.type_of(s).dtype for s in states))
-    lists = [paged_rows(body, window, window_tables, cell, name="window")]
-    if more:
-        lists.append(paged_rows(body, more[0], more[1], cell, name="entries"))
-    selected = more[2] if len(more) > 2 else ""
-    num_selected = extent_name(body.type_of(selected).shape[1]) if selected else "0"
-    (out,) = (value for _, value in body.outputs)
-    heads, width = (constant(d) for d in anchor.type.shape[1:])
-    held, made, of_sink = (storage(body.type_of(n).dtype) for n in (q, out, sink))
-    group, tile, offsets = _fit(spec, heads, width, cell, lists, held.ctype, made.ctype)
-    pointers = [(stored_as(body, n).ctype, n) for n in (q, *states)]
-    ints = [positions, rows, window_tables, *more[1:]]
-    pointers += [("int32_t", n) for n in ints] + [(of_sink.ctype, sink), (made.ctype, out)]
-    pointers = list(dict.fromkeys(pointers))
-    extents = names_of(*(row.stride for row in lists), num_selected)
-    text = environment().get_template("ascendc/latent.asc.j2").render(
-        name=name, pointers=pointers, ints=extents, heads=heads, group=group, width=width,
-        tile=tile, window=anchor.attr["window"], ratio=anchor.attr.get("ratio", 1),
-        entries=LISTS[anchor.op], num_selected=num_selected, lists=lists, q=q,
-        positions=positions, request_rows=rows, sink=sink, out=out, selected=selected,
+    found = Latent.of(spec.body)
+    held, made = found.stored(found.anchor.inputs[0]), found.stored(found.out)
+    cell, lists = found.cell, list(found.lists)
+    group, tile, offsets = _fit(
+        spec, found.heads, found.width, cell, lists, held.ctype, made.ctype
+    )
+    return found.render(
+        spec.symbol, "ascendc/latent.asc.j2", group=group, tile=tile, offsets=offsets, cell=cell,
         q_load=held.load, q_type=held.ctype, q_bytes=SIZES[held.ctype],
-        sink_load=of_sink.load, sink_type=of_sink.ctype, cell=cell,
         cell_load="{0}" if cell == "float" else "tw_bf16_to_f32({0})",
-        out_type=made.ctype, out_bytes=SIZES[made.ctype], offsets=offsets,
-        scale=print_scalar_const(float(str(anchor.attr["scale"]))),
-        epilogue=attend_epilogue(body, anchor, out),
     )  # fmt: skip
-    return [text], [launch(name, body, pointers, anchor.type.shape[0], extents)]
 
 
 def launch(
-    name: str, body: Graph, pointers: list[tuple[str, str]], tokens: Dim, extents: list[str]
-) -> Launch:
+    name: str, body: Graph, pointers: list[tuple[str, str]], tokens: Dim, extents: list[str],
+    kind: str = "vector",
+) -> Launch:  # fmt: skip
     """Return the call of a kernel over tokens: pointers, their number, further extents."""
     given = [f"({ctype}*){tensor}->data" for ctype, tensor in pointers]
     ints = [f"(int32_t)({text})" for text in (cpp_extent(to_json(tokens)), *extents)]
-    return Launch(name, "vector", f"{name}({', '.join([*given, *ints])})")
+    return Launch(name, kind, f"{name}({', '.join([*given, *ints])})")
 
 
 def _fit(

@@ -15,7 +15,7 @@ from functools import cached_property
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.ascendc_calls import call_lines
 from tilewright.codegen.emit.ascendc_memory import Layout, Region, plan
-from tilewright.codegen.emit.ascendc_text import WARP, block, spread
+from tilewright.codegen.emit.ascendc_text import BARRIER, WARP, block, spread
 from tilewright.codegen.emit.cpp_types import storage
 from tilewright.codegen.emit.row_access import is_int, offset
 from tilewright.codegen.emit.row_order import Nest
@@ -72,7 +72,8 @@ class AscendRows:
     """The row program of some nodes of a body. `sinks` maps nodes to the tensor they go to.
 
     `pointers` are tensors that threads read in global memory, `extents` run-time numbers they need.
-    `far` operands are not brought: their rows are so long that the buffer would not hold all.
+    `far` operands are not brought, `again` values are not kept but computed where they are read:
+    rows are so long that the buffer would not hold all.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class AscendRows:
         lanes: int,
         *,
         far: frozenset[str] = frozenset(),
+        again: frozenset[str] = frozenset(),
     ) -> None:
         if lanes != WARP:
             raise LowerError(f"row kernel '{body.name}': lanes: got {lanes}, want a warp of {WARP}")
@@ -92,7 +94,7 @@ class AscendRows:
         planner = RowPlanner(body, names, rows, frozenset(sinks), swaps_apart=False)
         self.plan, self.shape_of = planner.plan(), planner.shape
         self.windows = self._windows()
-        self.again = self._computed_again()
+        self.again = self._computed_again() | again
         self.packed = matrix_weights(body)
         self.copies: dict[tuple[str, str], Copy] = {}
         self.regions: dict[str, Region] = {}
@@ -132,7 +134,7 @@ class AscendRows:
                     found = call_lines(self, self.inside[nest.sinks[0]])
                 case _:
                     found = self._loop(nest)
-            lines += [*block(found), "asc_syncthreads();"]
+            lines += [*block(found), BARRIER]
         return lines[:-1]
 
     def _windows(self) -> frozenset[str]:
@@ -145,6 +147,21 @@ class AscendRows:
             and self.inside[name].inputs[0] not in self.inside
             and name not in self.sinks
         )
+
+    def longest_kept(self) -> str | None:
+        """The largest kept value that could be computed again where it is read."""
+        kept = [
+            self.inside[name]
+            for name in self.plan.arrays
+            if name not in self.windows | self.again and name not in self.sinks
+        ]
+        found = [
+            (self.regions[f"b_{node.name}"].row_bytes, node.name)
+            for node in kept
+            if op_def(node.op).kind is Kind.ELEMENTWISE
+            and all(self._walks(self.body.node[u], node.name) for u in self.body.users[node.name])
+        ]
+        return max(found)[1] if found else None
 
     def _computed_again(self) -> frozenset[str]:
         """Kept values that are cheap to compute where they are read: one step from operands, or

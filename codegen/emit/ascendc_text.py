@@ -8,6 +8,7 @@ from tilewright.codegen.emit.shapes import constant
 from tilewright.graph.dims import product
 
 THREADS, WARP = 256, 32
+BARRIER = "asc_syncthreads();"
 
 
 def spread(shape: tuple[int, ...], inner: list[str], *, warps: bool = False) -> list[str]:

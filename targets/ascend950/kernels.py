@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tilewright.codegen.emit import ascendc_attend_cube, ascendc_latent_cube, ascendc_select
 from tilewright.codegen.emit.ascendc_contract import scratch_bytes, stored_bits
 from tilewright.codegen.emit.ascendc_latent import LISTS
+from tilewright.codegen.emit.ascendc_mx import mx_bits, mx_scratch_bytes, refuses_mx
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, symbols_of
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat
-from tilewright.targets.ascend950.chip import best_coded_tile, best_tile
+from tilewright.targets.ascend950.chip import best_coded_tile, best_mx_tile, best_tile
 
 LONG_ROW = 16384  # entries above which argmax reads parts
 _MATRICES = ("f16", "bf16", "q4_1", "q8_0", "q8_g16")  # packed as bf16
@@ -68,6 +70,10 @@ def _accepts_matrices(body: Graph) -> str | None:
     return None
 
 
+def _accepts_mx(body: Graph) -> str | None:
+    return refuses_mx(body) or _accepts_matrices(body)
+
+
 def _accepts_latent(body: Graph) -> str | None:
     (node,) = _anchors(body, Kind.ATTEND)
     if node.op not in LISTS:
@@ -75,11 +81,19 @@ def _accepts_latent(body: Graph) -> str | None:
     return _accepts_paged(body, node, node.inputs[0], (node.inputs[1], *node.inputs[6:7]))
 
 
+def _accepts_latent_cube(body: Graph) -> str | None:
+    return _accepts_latent(body) or ascendc_latent_cube.refuses_cube(body)
+
+
 def _accepts_select(body: Graph) -> str | None:
     if len(body.nodes) != 1:
         return "takes one selection alone"
     node = body.nodes[0]
     return _accepts_paged(body, node, node.inputs[0], (node.inputs[2],))
+
+
+def _accepts_select_cube(body: Graph) -> str | None:
+    return _accepts_select(body) or ascendc_select.refuses_cube(body)
 
 
 def _accepts_paged(body: Graph, node: Node, q: str, states: tuple[str, ...]) -> str | None:
@@ -109,6 +123,10 @@ def _accepts_attend(body: Graph) -> str | None:
     return None
 
 
+def _accepts_attend_cube(body: Graph) -> str | None:
+    return _accepts_attend(body) or ascendc_attend_cube.refuses_cube(body)
+
+
 def _contract_schedules(cores: int) -> Callable[[Graph, Numerics, int], tuple[Schedule, ...]]:
     """One schedule for a weight shape, whatever the rows: the first by the cost model."""
 
@@ -134,6 +152,27 @@ def _coded_schedules(cores: int) -> Callable[[Graph, Numerics, int], tuple[Sched
         return (Schedule.of(bm=tile.bm, bn=tile.bn, bk=tile.bk, cores=cores),)
 
     return schedules
+
+
+def _mx_schedules(cores: int) -> Callable[[Graph, Numerics, int], tuple[Schedule, ...]]:
+    """One schedule for a weight shape, as above."""
+
+    def schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+        anchors = _anchors(body, Kind.CONTRACT)
+        n, k = int(anchors[0].type.shape[-1]), int(body.type_of(anchors[0].inputs[1]).shape[-1])
+        bits, decoded = mx_bits(body)
+        tile = best_mx_tile(
+            n=n, k=k, anchors=len(anchors), cores=cores, bits=bits, decoded=decoded
+        )
+        return (Schedule.of(bm=tile.bm, bn=tile.bn, bk=tile.bk, cores=cores),)
+
+    return schedules
+
+
+def _mx_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    return mx_scratch_bytes(body, bounds, schedule.values["bm"])
 
 
 def _coded_scratch(
@@ -175,16 +214,32 @@ def kernels(cores: int) -> tuple[KernelTemplate, ...]:
             _contract_schedules(cores), _contract_scratch,
         ),
         KernelTemplate(
+            "contract_mx", "contract", "ascendc/contract_mx.asc.j2", _accepts_mx,
+            _mx_schedules(cores), _mx_scratch,
+        ),
+        KernelTemplate(
             "contract_coded", "contract", "ascendc/contract.asc.j2", _accepts_matrices,
             _coded_schedules(cores), _coded_scratch,
+        ),
+        KernelTemplate(
+            "attend_cube", "attend", "ascendc/attend_cube.asc.j2", _accepts_attend_cube,
+            _plain(cores), _no_scratch,
         ),
         KernelTemplate(
             "attend", "attend", "ascendc/attend.asc.j2", _accepts_attend, _plain(cores),
             _no_scratch,
         ),
         KernelTemplate(
+            "latent_cube", "attend", "ascendc/latent_cube.asc.j2", _accepts_latent_cube,
+            _plain(cores), _no_scratch,
+        ),
+        KernelTemplate(
             "latent", "attend", "ascendc/latent.asc.j2", _accepts_latent, _plain(cores),
             _no_scratch,
+        ),
+        KernelTemplate(
+            "select_cube", "select", "ascendc/select_cube.asc.j2", _accepts_select_cube,
+            _plain(cores), _no_scratch,
         ),
         KernelTemplate(
             "select", "select", "ascendc/select.asc.j2", _accepts_select, _plain(cores),

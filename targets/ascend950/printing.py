@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.codegen.emit.ascendc_host import chip_call
+
 NAME = "TW_KERNEL_NAME"  # stands for a kernel's name while it is printed
 _SIGNATURE = re.compile(r'extern "C" __global__ __mix__\(1, 2\) void (\w+)\(([^)]*)\)')
 HEADER = """#include <tl_templates/ascend/common.h>
@@ -67,6 +69,8 @@ def put_together(module: Module, printed: dict[str, str]) -> str:
         given = module.arguments[name]
         call = f"{found.group(1)}({', '.join(given[p] for p in order)})"
         host = host.replace(f"@{name}@", call)
+        for blocks in set(re.findall(f"@{name}:(\\d+)@", host)):
+            host = host.replace(f"@{name}:{blocks}@", chip_call(call, int(blocks)))
         parts.append(text)
     return "\n".join([*parts, host])
 

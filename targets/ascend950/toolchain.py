@@ -33,7 +33,7 @@ from tilewright.targets.ascend950.simulation import (
 )
 from tilewright.targets.ascend950.target import MODEL_SUFFIX
 
-TILES_VERSION = 1  # of the choice of tiles, which may decide bits
+TILES_VERSION = 2  # of the choice of tiles, which may decide bits
 SOURCES_ONLY = "sources only: no CANN was found when this artifact was made\n"
 BISHENG_FLAGS = ("-O2", "-fPIC", "--npu-arch=dav-3510", "-ffp-contract=off", "-std=c++17")
 _PLAIN_INLINE = "static inline __attribute__((always_inline, unused))"
@@ -135,7 +135,8 @@ class AscendToolchain:
 
     def ascendc(self, text: str) -> str:
         """Print a module; kernels are printed once, and found by content afterwards."""
-        module = take_apart(text)
+        with self._lock:  # CPython 3.11 counts the depth of syntax trees for all threads together
+            module = take_apart(text)
         printed = {name: self._printed(kernel) for name, kernel in module.kernels.items()}
         return put_together(module, printed)
 
@@ -211,7 +212,9 @@ class AscendToolchain:
             texts[name] = (TEMPLATE_ROOT / "ascendc" / name).read_text()
         if self.simulated:
             folder = TEMPLATE_ROOT / "cpp"
-            for name in ("tw_host.h", "tw_pool.h", "tw_host.cpp"):
+            for name in (
+                "tw_arguments.h", "tw_arguments.cpp", "tw_host.h", "tw_pool.h", "tw_host.cpp",
+            ):  # fmt: skip
                 texts[name] = (folder / name).read_text()
             # The content decides whether it is compiled again, so it holds the model's digest.
             digest = hashlib.sha256(model_text().encode()).hexdigest()

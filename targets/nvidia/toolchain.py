@@ -165,6 +165,8 @@ class NvidiaToolchain:
     def support_sources(self) -> Mapping[str, str]:
         """Modules that every kernel may import, and the host sources, by file name."""
         texts = {p.name: p.read_text() for p in sorted((TEMPLATE_ROOT / "cuda").glob("tw_*"))}
+        for name in ("tw_arguments.h", "tw_arguments.cpp"):
+            texts[name] = (TEMPLATE_ROOT / "cpp" / name).read_text()
         for path in sorted((TEMPLATE_ROOT / "triton").glob("tw_*.triton")):
             texts[f"{path.stem}.py"] = path.read_text()
         return {**texts, "tw_math.py": prelude("triton"), "tw_math.cuh": prelude("cuda")}

@@ -1,6 +1,6 @@
 // The host side of an AscendC kernel. On the functional model (TW_MODEL) an exported TVM-FFI function
-// checks its arguments and launches; a build for the chip keeps the kernels only, whose launch
-// belongs to the program that has a stream.
+// checks its arguments and launches. In a build for the chip a C function launches on a stream: its
+// tensors are addresses in device memory. That form has never been compiled or run by its authors.
 #pragma once
 #ifdef TW_MODEL
 #include <string.h>
@@ -38,4 +38,15 @@ static inline int tw_raise(const char* text) {
                             (int64_t)sizeof text - used);                                     \
     if (failed) return tw_raise(text);                                                        \
   }
+#else
+#include <stdint.h>
+
+#include "acl/acl.h"
+
+struct TwAddress {
+  void* data;
+};
+#define TW_CHIP_KERNEL(name)                                                                    \
+  extern "C" __attribute__((visibility("default"))) int32_t tw_chip_##name(                     \
+      void* const* tensors, const int64_t* extents, aclrtStream stream)
 #endif

@@ -36,6 +36,17 @@ TW_CALLEE float tw_e4m3_value(uint32_t code) {
   return tw_from_size((size == 0x7fu ? 0x7fc00000u : bits) | sign);
 }
 
+// Four e2m1 codes, the lowest first, as e4m3 codes of the same values.
+TW_CALLEE uint32_t tw_e4m3_of_e2m1(uint32_t codes) {
+  uint32_t made = 0u;
+  for (int32_t i = 0; i < 4; ++i) {
+    const uint32_t code = codes >> 4 * i, size = code & 7u;  // 0 and 1/2 have no exponent
+    const uint32_t bits = size == 0u ? 0u : size == 1u ? 0x30u : 0x30u + 4u * size;
+    made |= (bits | (code & 8u) << 4) << 8 * i;
+  }
+  return made;
+}
+
 // Rounds |x| <= 6 to 0 .5 1 1.5 2 3 4 6, ties to the even code; the sign stays.
 TW_CALLEE float tw_round_e2m1(float x) {
   const float size = tw_from_size(tw_size_bits(x));

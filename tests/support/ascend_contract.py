@@ -14,15 +14,16 @@ from support.weights import RandomWeights
 from tilewright.codegen.arguments import argument_names, int_names, matrix_weights
 from tilewright.codegen.pack import PACKINGS, pack_weight
 from tilewright.codegen.spec import KernelSpec
-from tilewright.graph import Graph, GraphBuilder, Role, Weight, WeightExpr
+from tilewright.graph import Graph, GraphBuilder, Role, Value, Weight, WeightExpr
 from tilewright.graph.dims import evaluate
 from tilewright.graph.reference import run_node
-from tilewright.graph.types import BF16, F32, I32, element_type
+from tilewright.graph.types import BF16, F32, I32, BlockFormat, TensorType, element_type
 
 FP8 = "fp8_e4m3[block=32x32,scale=ue8m0]"
 FP8_WIDE = "fp8_e4m3[block=128x128,scale=ue8m0]"
 FP4 = "fp4_e2m1[g=32,axis=1,scale=ue8m0]"
 ACTIVATION = "fp8_e4m3[g=32,axis=1,scale=ue8m0]"
+ACTIVATION_WIDE = "fp8_e4m3[g=128,axis=1,scale=ue8m0]"
 UPPER = 64
 
 
@@ -36,6 +37,15 @@ def quantised_with_residual(stored: str, k: int, n: int) -> Graph:
     return b.build()
 
 
+def quantised_operand(stored: str, k: int, n: int) -> Graph:
+    b = GraphBuilder("linear")
+    x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=UPPER), k)
+    x = quantised(b, x, ACTIVATION)
+    b.output("codes", x)
+    b.output("y", b.op("linear", x, b.weight("w", element_type(stored), n, k)))
+    return b.build()
+
+
 def plain(stored: str, k: int, n: int) -> Graph:
     b = GraphBuilder("linear")
     x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=UPPER), k)
@@ -43,29 +53,39 @@ def plain(stored: str, k: int, n: int) -> Graph:
     return b.build()
 
 
-def gated(k: int, n: int, other: int) -> Graph:
+def quantised(b: GraphBuilder, x: Value, wanted: str) -> Value:
+    """A quantised activation, if one is wanted: then weights of codes meet codes."""
+    return b.op("quantise", x, dtype=wanted) if wanted else x
+
+
+def gated(k: int, n: int, other: int, activation: str = "") -> Graph:
     """Two matrices whose results meet, and one of another format apart."""
     b = GraphBuilder("gated")
     x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=UPPER), k)
+    x = quantised(b, x, activation)
     y, z = (b.op("linear", x, b.weight(w, element_type(FP8_WIDE), n, k)) for w in ("w", "v"))
     b.output("y", b.op("cast", b.op("mul", b.op("silu", y), z), dtype="bf16"))
     b.output("z", b.op("linear", x, b.weight("u", element_type(FP4), other, k)))
     return b.build()
 
 
-def experts(stored: str, k: int, n: int, slots: int, count: int, *, shared: bool) -> Graph:
+def experts(
+    stored: str, k: int, n: int, slots: int, count: int, *, shared: bool, activation: str = ""
+) -> Graph:
     b = GraphBuilder("experts")
     tokens = b.dim("tokens", Role.BATCH, upper=UPPER)
     x = b.input("x", BF16, tokens, k) if shared else b.input("x", BF16, tokens, slots, k)
     w = b.weight("w", element_type(stored), count, n, k)
+    x = quantised(b, x, activation)
     y = b.op("expert_linear", x, w, b.input("ids", I32, tokens, slots))
     b.output("y", b.op("cast", b.op("silu", y), dtype="bf16"))
     return b.build()
 
 
-def groups(k: int, n: int, count: int) -> Graph:
+def groups(k: int, n: int, count: int, activation: str = "") -> Graph:
     b = GraphBuilder("groups")
     x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=UPPER), count, k)
+    x = quantised(b, x, activation)
     y = b.op("grouped_linear", x, b.weight("w", element_type(FP8), count * n, k))
     b.output("y", b.op("cast", y, dtype="bf16"))
     return b.build()
@@ -102,6 +122,9 @@ def contract_case(spec: KernelSpec, tokens: int, *, seed: int, stray: bool = Fal
                     torch.arange(int(strays.sum())) % 2
                 ]
             found[name] = ids
+        elif isinstance(type_.dtype, BlockFormat):
+            values[name] = _quantised(rng, type_, shape)
+            found[name] = values[name].bfloat16()
         else:
             drawn = rng.standard_normal(shape).astype(np.float32)
             found[name] = torch.from_numpy(drawn).to(TORCH[str(type_.dtype)])
@@ -113,6 +136,16 @@ def contract_case(spec: KernelSpec, tokens: int, *, seed: int, stray: bool = Fal
         for value in expected.values():
             value[strays] = torch.nan
     return ContractCase(found, {n: dims[n] for n in int_names(body)}, expected)
+
+
+def _quantised(rng: np.random.Generator, type_: TensorType, shape: list[int]) -> torch.Tensor:
+    """Values that a quantiser leaves, of rows of very different sizes; some groups are zeros."""
+    b = GraphBuilder("codes")
+    b.output("y", b.op("quantise", b.input("x", BF16, *shape), dtype=str(type_.dtype)))
+    drawn = rng.standard_normal(shape) * 2.0 ** rng.integers(-20, 20, (*shape[:-1], 1))
+    drawn[..., : shape[-1] // 3] *= rng.random((*shape[:-1], 1)) < 0.5
+    (node,) = b.build().nodes
+    return run_node(node, [torch.from_numpy(drawn).bfloat16().double()], WIDE)
 
 
 def _experts(body: Graph) -> int:

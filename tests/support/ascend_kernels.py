@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from support.ascend import Array
@@ -39,6 +40,15 @@ def as_f32(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def _scaled(rng: np.random.Generator, n: int, k: int) -> tuple[Array, Array, Array]:
+    """Codes of e2m1 in pairs, scales for 32 of k, and the values of both."""
+    codes = rng.integers(0, 256, (n, k // 2)).astype(np.uint8)
+    scales = rng.integers(120, 134, (n, k // 32)).astype(np.uint8)
+    nibbles = np.stack((codes & 15, codes >> 4), -1).reshape(n, k)
+    values = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    return codes, scales, values * np.exp2(scales.astype(np.float32) - 127).repeat(32, 1)
+
+
 def case(kernel: str, rng: np.random.Generator) -> Case:
     def floats(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
@@ -52,6 +62,11 @@ def case(kernel: str, rng: np.random.Generator) -> Case:
             a, b = ((v.view(np.uint32) >> 16).astype(np.uint16) for v in given)
             want = np.maximum(as_f32(a) @ as_f32(b).T, 0)
             return Case([a, b, np.full((64, 32), np.nan, np.float32)], 3, 1, want)
+        case "mx":
+            a, a_scale, a_values = _scaled(rng, 48, 256)
+            b, b_scale, b_values = _scaled(rng, 32, 256)
+            out = np.full((48, 32), np.nan, np.float32)
+            return Case([a, a_scale, b, b_scale, out], 2, 1, a_values @ b_values.T)
         case "contract":
             rows = 69  # three tiles of rows, the last one ragged; blocks take more than one each
             residual = floats(rows, 64)

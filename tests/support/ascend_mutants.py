@@ -1,17 +1,29 @@
-"""A contraction with fp8 weights as it is emitted, alone in a library, with fresh inputs."""
+"""Kernels as they are emitted, alone in a library, with fresh inputs: a contraction whose weights
+vector cores decode, one in the MX form, latent attention on both kinds of core.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+import re
 
-from support.ascend_contract import FP8, plain
+import ml_dtypes
+import numpy as np
+import torch
+
+from support.ascend_contract import FP4, FP8, plain, quantised_operand
 from support.ascend_kernels import Case, as_f32
+from support.ascend_latent import graph_of, halved
 from support.ascend_rows import TARGET
 from support.ascend_run import specs_of
 from support.kernel_case import distinct_bodies
+from support.latent_cases import Problem, expected, make_step
 from support.weights import draw_floats, float_values
+from tilewright.codegen.body import Body
 from tilewright.codegen.emit.ascendc_contract import contract
-from tilewright.codegen.pack_ascend import pack_coded
+from tilewright.codegen.emit.ascendc_latent import Latent
+from tilewright.codegen.emit.ascendc_latent_cube import latent_cube
+from tilewright.codegen.emit.ascendc_mx import contract_mx
+from tilewright.codegen.pack_ascend import pack_coded, padded
 from tilewright.graph.types import BlockFormat, element_type
 from tilewright.targets.ascend950.toolchain import AscendToolchain
 
@@ -40,3 +52,76 @@ def coded_case(name: str, rng: np.random.Generator) -> Case:
     want = as_f32(x) @ float_values(raw, dtype).T
     out = np.full((ROWS, N), np.nan, np.float32)
     return Case([x, pack_coded(raw, dtype), out], ROWS, BLOCKS, want)
+
+
+# --- codes with codes ---------------------------------------------------------------------------
+
+
+def mx_text() -> str:
+    """The matrix unit's kernel of fp4 weights, which the vector cores turn into e4m3 codes."""
+    ((_, kind, body),) = [
+        b for b in distinct_bodies(quantised_operand(FP4, K, N)) if b[1] == "contract"
+    ]
+    spec = specs_of([("mx", kind, body)], TARGET)["mx"]
+    assert spec.template == "contract_mx"
+    return contract_mx(spec)[0][-1]
+
+
+def mx_case(name: str, rng: np.random.Generator) -> Case:
+    dtype = element_type(FP4)
+    assert isinstance(dtype, BlockFormat)
+    raw, width = draw_floats(rng, dtype, (N, K)), padded(K)
+    values = (rng.standard_normal((ROWS, width)) * 40).astype(ml_dtypes.float8_e4m3fn)
+    values[:, K:] = 0
+    scales = rng.integers(120, 134, (ROWS, width // 32)).astype(np.uint8)
+    x = values.astype(np.float32) * np.exp2(scales.astype(np.float32) - 127).repeat(32, 1)
+    want = x[:, :K] @ float_values(raw, dtype).T
+    out = np.full((ROWS, N), np.nan, np.float32)
+    packed = pack_coded(raw, dtype)
+    return Case([values.view(np.uint8), scales, packed, out], ROWS, BLOCKS, want)
+
+
+# --- attention ----------------------------------------------------------------------------------
+
+LATENT = Problem(window_format="fp8", entry_format="mxfp4", width=64, heads=20, window=40, ratio=1,
+                 entries_per_page=8, selected=150)  # fmt: skip
+SPANS = [(0, 1), (60, 1), (200, 2)]
+
+
+def latent_text() -> str:
+    """The kernel, with its run-time numbers as constants: a launch of the library has one."""
+    body = latent_body()
+    spec = specs_of([("latent", "attend", body)], TARGET)["latent"]
+    ((text,), _), step = latent_cube(spec), make_step(LATENT, SPANS, seed=1)
+    start = text.index('extern "C"')
+    device, kernel = text[:start], text[start:]
+    signature, brace, rest = kernel.partition("{")
+    extents = re.findall(r", int32_t (\w+)", signature)[1:]
+    signature = re.sub(r"(int32_t num_tokens), [^)]*\)", r"\1)", signature)
+    known = {body.binding.get(n, n): v for n, v in step.dims.items()}
+    fixed = " ".join(f"const int32_t {e} = {known[e]};" for e in extents)
+    return f"{device}{signature}{brace} {fixed}{rest}"
+
+
+def latent_body() -> Body:
+    return next(b for _, kind, b in distinct_bodies(graph_of(LATENT)) if kind == "attend")
+
+
+def latent_case(name: str, rng: np.random.Generator) -> Case:
+    body, step = latent_body(), make_step(LATENT, SPANS, seed=int(rng.integers(99)), padding=0)
+    arrays = halved(step)
+    arrays |= {"sink": step.arrays["sink"]}
+    order = [n for _, n in Latent.of(body.graph).pointers]
+    given = [arrays[body.binding[n]] for n in order[:-1]]
+    want = torch.from_numpy(expected(LATENT, step)).float().numpy()
+    out = np.full(want.shape, 0x7FC0, np.uint16)
+    return Bf16Case([*given, out], step.dims["tokens"], BLOCKS, want)
+
+
+class Bf16Case(Case):
+    """A case whose last array holds bf16."""
+
+    @property
+    def right(self) -> bool:
+        got = as_f32(self.arrays[-1])
+        return bool(np.allclose(got, self.want, rtol=2.0**-7, atol=2.0**-10))

@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from support.ascend_run import PRINTED, printing_folder, specs_of
+from support.ascend_artifact import SETTINGS, compile_for
+from support.ascend_run import PRINTED, specs_of
 from support.kernel_case import distinct_bodies
 from support.tiny import Tiny, build, step_inputs, tiny, zero_states
 from tilewright import runtime
-from tilewright.codegen.compile import CompileJob, compile_graph
-from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.emit.registry import emit
-from tilewright.codegen.flags import Flags
-from tilewright.codegen.plan import first_candidate
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
@@ -32,24 +29,13 @@ from tilewright.runtime.devices.ascend950_model import Ascend950Model
 from tilewright.targets.ascend950.target import ascend950_target
 from tilewright.targets.ascend950.toolchain import SOURCES_ONLY, AscendToolchain
 from tilewright.tools.ascend_facts import pipe_facts, pipe_lines
+from tilewright.tools.commands.check import check_artifact
+from tilewright.tools.progress import StageBars
 
 pytestmark = pytest.mark.cpu
-SETTINGS = CompileConfig(
-    max_context=64, max_tokens_per_step=40, max_requests=8, block_size=8, dtype="bfloat16"
-)
 PROMPTS = ([5, 1, 66, 0, 33, 7, 2], [9, 9, 3])
 GREEDY = runtime.SamplingParams(max_tokens=4, temperature=0.0)
 MARGIN = 0.05  # below it, two correct roundings may choose differently
-
-
-def compile_for(variant: str, model: Tiny, output: Path, cache: Path) -> None:
-    target = ascend950_target(variant)
-    toolchain = AscendToolchain(target, folder=printing_folder(cache))
-    job = CompileJob(
-        model.graph, model.record(), model.weights, target, toolchain, model.settings,
-        first_candidate(target), Flags(cache=cache), jobs=2,
-    )  # fmt: skip
-    compile_graph(job, output, lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +96,12 @@ def test_manifest_and_printed_sources(artifact: Path) -> None:
     printed = [p for p in (artifact / "sources").glob("contract_*.asc")]
     assert len(printed) == len(list((artifact / "sources").glob("contract_*.tl.py"))) > 0
     assert all("asc_copy_gm2l1_nd2nz" in p.read_text() for p in printed)
+
+
+def test_check_follows_an_artifact(artifact: Path) -> None:
+    """Weights that are stored as bf16 rows are read back; every launch is near the reference."""
+    found = check_artifact(artifact, PROMPTS[0], StageBars(visible=False))
+    assert found and all(each.is_within for each in found)
 
 
 def test_order_of_pipes_does_not_change_bits(artifact: Path) -> None:

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.ascend_contract import (
+    ACTIVATION,
+    ACTIVATION_WIDE,
     FP4,
     FP8,
     contract_case,
@@ -32,12 +34,16 @@ QUICK = {
     "f32": plain("f32", 77, 24),
     "experts": experts(FP4, 96, 50, 2, 7, shared=True),
     "groups": groups(64, 40, 3),
+    "mx_experts": experts(FP4, 352, 50, 2, 7, shared=True, activation=ACTIVATION),
 }
 OTHERS = {
     "fp4": plain(FP4, 160, 33),
     "gated": gated(288, 70, 20),
     "apart": experts(FP8, 64, 33, 3, 4, shared=False),
     "bf16_experts": experts("bf16", 41, 20, 2, 3, shared=True),
+    "mx_gated": gated(1056, 140, 20, ACTIVATION_WIDE),
+    "mx_apart": experts(FP8, 96, 33, 3, 4, shared=False, activation=ACTIVATION),
+    "mx_groups": groups(64, 40, 3, ACTIVATION),
 }
 # What is left beside rounding to bf16 is the order of sums.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}
@@ -61,9 +67,18 @@ def check(built: Built, name: str, tokens: int, seed: int, *, stray: bool = Fals
         built.model.configure(adversarial=adversarial)
         got = built.launch(name, dict(case.arguments), case.dims)
         for value, want in case.expected.items():
-            limit = TOLERANCE[got[value].dtype] * float(want.nan_to_num().abs().max())
+            limit = TOLERANCE[got[value].dtype] * want.nan_to_num().abs().amax(-1, keepdim=True)
             found = got[value].double()
-            torch.testing.assert_close(found, want, atol=limit, rtol=0.0, equal_nan=True)
+            assert torch.equal(found.isnan(), want.isnan())
+            assert bool(((found - want).abs() <= limit)[~want.isnan()].all())
+
+
+def test_codes_meet_codes_in_the_mx_form(quick: Built) -> None:
+    found = {name: quick.specs[name].template for name in QUICK}
+    assert found == {
+        "fp8": "contract_mx", "f32": "contract_coded", "experts": "contract_coded",
+        "groups": "contract_coded", "mx_experts": "contract_mx",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -106,4 +121,4 @@ def test_other_formats_and_shapes(kernel_cache: Path, tmp_path: Path) -> None:
     built = built_of(list(OTHERS), kernel_cache, tmp_path)
     for name in OTHERS:
         for tokens, seed in ((1, 1), (37, 2), (64, 3)):
-            check(built, name, tokens, seed)
+            check(built, name, tokens, seed, stray="experts" in name)

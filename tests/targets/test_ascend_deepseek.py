@@ -58,6 +58,21 @@ def test_operands_too_long_for_the_buffer_are_read_where_they_lie(
     assert "first_row + row" in text
 
 
+def test_results_too_long_for_the_buffer_take_several_launches(
+    tmp_path: Path, kernel_cache: Path
+) -> None:
+    """The second reads what the first left."""
+    b = GraphBuilder("results")
+    tokens = b.dim("tokens", Role.BATCH, upper=ROWS)
+    x, y = (b.input(n, BF16, tokens, LONG) for n in ("x", "y"))
+    total = b.cast(b.op("add", x, y), BF16)
+    b.output("total", total)
+    b.output("product", b.cast(b.op("mul", x, y), BF16))
+    b.output("more", b.cast(b.op("mul", total, y), BF16))
+    text = check_rows(b.build(), tmp_path, kernel_cache)
+    assert text.count("__global__ __vector__") == 2
+
+
 def check_rows(graph: Graph, tmp_path: Path, kernel_cache: Path) -> str:
     """Compare in both orders; return the sources."""
     weights = compile_paged(graph, tmp_path / "m", kernel_cache, ROWS)

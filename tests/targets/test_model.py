@@ -77,6 +77,18 @@ FAULTS: Mapping[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
     ),
     "int4": ("cube", "illegal path", ((FINISHED, FINISHED + "    asc_mmad_s4(c_l0);\n"),)),
     "sparsity": ("cube", "illegal path", ((FINISHED, FINISHED + "    asc_mmad_sparse(c_l0);\n"),)),
+    "mx_of_fp4_and_fp8": (
+        "mx",
+        "illegal path",
+        (("(c_l0, a_l0, b_l0", "(c_l0, a_l0, (__cb__ fp8_e4m3fn_t*)b_l0"),),
+    ),
+    "mx_overflow": ("mx", "overflow", (("uintptr_t)b_l0 / 16", "uintptr_t)b_l0 + 4064"),)),
+    "mx_scales_not_loaded": (
+        "mx",
+        "uninitialised read",
+        (("uintptr_t)a_l0 / 16", "uintptr_t)a_l0 / 16 + 512"),),
+    ),
+    "mx_part_of_a_pair": ("mx", "field out of range", (("48, 128, 32", "48, 96, 32"),)),
     "pipe_of_another_core": (
         "cube",
         "illegal path",

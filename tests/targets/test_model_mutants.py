@@ -15,7 +15,15 @@ import pytest
 
 from support.ascend import Variants
 from support.ascend_kernels import PRINTED, TEXTS, Case, case
-from support.ascend_mutants import coded_case, coded_text, headers
+from support.ascend_mutants import (
+    coded_case,
+    coded_text,
+    headers,
+    latent_case,
+    latent_text,
+    mx_case,
+    mx_text,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -118,14 +126,29 @@ def test_mutants_of_what_tilelang_printed(kernel_cache: Path, tmp_path: Path) ->
     assert [name for name, (said, _) in found.items() if not said] == []
 
 
+EMITTED = {
+    "coded": (coded_text, coded_case, 80),
+    "mx": (mx_text, mx_case, 80),
+    "latent": (latent_text, latent_case, 100),
+}
+SHARES = 3  # of the mutants, compiled together
+
+
 @pytest.mark.slow
-def test_mutants_of_a_coded_contraction(kernel_cache: Path, tmp_path: Path) -> None:
-    """Codes decoded by both vector cores, tiles of both operands in two stages: every flag."""
-    base = coded_text()
-    texts = {f"coded:{name}": text for name, text in mutants(base)}
-    found = outcomes(
-        {"coded": base, **texts}, kernel_cache, tmp_path, headers=headers(), draw=coded_case
-    )
-    assert found.pop("coded") == ("", True)
-    assert len(found) >= 80
-    assert [name for name, (said, _) in found.items() if not said] == []
+@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("name", EMITTED)
+def test_mutants_of_emitted_kernels(
+    name: str, share: int, kernel_cache: Path, tmp_path: Path
+) -> None:
+    """Both kinds of core, buffers in two stages, arrivals between cores: every flag. An address
+    that moves to where other numbers lie in time is seen in the values."""
+    made, draw, least = EMITTED[name]
+    base = made()
+    every = [(f"{name}:{mutant}", text) for mutant, text in mutants(base)]
+    assert len(every) >= least
+    texts = {name: base, **dict(every[share::SHARES])}
+    found = outcomes(texts, kernel_cache, tmp_path, headers=headers(), draw=draw)
+    assert found.pop(name) == ("", True)
+    silent = {mutant: right for mutant, (said, right) in found.items() if not said}
+    flags = [m for m in silent if not re.search("shifts|moves", m)]
+    assert flags == [] and not any(silent.values())

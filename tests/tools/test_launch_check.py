@@ -12,6 +12,7 @@ import torch
 
 from tilewright.codegen.arguments import argument_names
 from tilewright.codegen.body import Body
+from tilewright.codegen.pack_ascend import pack_coded
 from tilewright.codegen.pack_cpu import Unpacked, pack_panels
 from tilewright.codegen.pack_gpu import pack_matrix
 from tilewright.graph import Graph
@@ -22,7 +23,7 @@ from tilewright.models.float_codes import E4M3, scaled_values
 from tilewright.runtime.artifact import LaunchRecord
 from tilewright.tools.differences import coded_difference
 from tilewright.tools.launch_check import LaunchCheck
-from tilewright.tools.launch_weights import weight_values
+from tilewright.tools.launch_weights import PACKED_FOR, weight_values
 from tilewright.tools.packed_rows import row_values
 from tilewright.tools.selection_check import choice_difference
 
@@ -69,18 +70,19 @@ def drawn(rng: np.random.Generator, text: str, n: int, k: int) -> tuple[Unpacked
 
 
 @pytest.mark.parametrize("text", [FP8, MXFP4])
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_values_of_stacks(text: str, on_gpu: bool) -> None:
+@pytest.mark.parametrize("packing", PACKED_FOR)
+def test_values_of_stacks(text: str, packing: str) -> None:
     rng, kind = np.random.default_rng(), format_of(text)
     graph = parse_graph(GRAPH.replace(f"{MXFP4}[3", f"{text}[3"))
     parts, values = zip(*(drawn(rng, text, 20, 64) for _ in range(3)), strict=True)
     name = "fp8" if kind.code.bits == 8 else "fp4"
-    packed = np.concatenate([
-        pack_matrix(kind, p) if on_gpu else pack_panels(name, codes=p.codes, d=p.d,
-                                                        block=kind.block)
-        for p in parts
-    ])  # fmt: skip
-    got = weight_values(graph, "w", packed, on_gpu=on_gpu)
+    pack = {
+        "cpu": lambda p: pack_panels(name, codes=p.codes, d=p.d, block=kind.block),
+        "gpu": lambda p: pack_matrix(kind, p),
+        "ascend": lambda p: pack_coded(p, kind),
+    }[packing]
+    packed = np.concatenate([pack(p) for p in parts])
+    got = weight_values(graph, "w", packed, packing=packing)
     assert got is not None
     np.testing.assert_array_equal(got, np.stack(values))
 

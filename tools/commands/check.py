@@ -57,6 +57,7 @@ def check_artifact(path: Path, ids: Sequence[int] | None, bars: StageBars) -> li
     from tilewright.runtime.artifact_files import load_artifact, verify_weights
     from tilewright.runtime.executor import Executor
     from tilewright.tools.launch_check import LaunchCheck
+    from tilewright.tools.launch_weights import packing_of
 
     artifact = load_artifact(path, choose_device=_one_by_one)
     prompt = _prompt(artifact, ids)
@@ -73,7 +74,7 @@ def check_artifact(path: Path, ids: Sequence[int] | None, bars: StageBars) -> li
         done += 1
         bars("launches", done, total)
 
-    watch = LaunchCheck(graph, launched, on_gpu=artifact.manifest.target.name != "cpu")
+    watch = LaunchCheck(graph, launched, packing=packing_of(artifact.manifest.target.name))
     with Executor(artifact, artifact.device) as executor:
         _run(executor, artifact, prompt, starts, watch)
     return list(watch.worst.values())
@@ -83,7 +84,7 @@ def _one_by_one(manifest: Manifest) -> Device:
     """Choose a device that shows launches as the reference can follow: one thread, no padding."""
     from tilewright.runtime.devices.registry import open_device
 
-    if manifest.target.name == "cpu":
+    if manifest.target.name in ("cpu", "ascend950"):
         return open_device(manifest, num_threads=1)
     return open_device(manifest, graphs=False)
 

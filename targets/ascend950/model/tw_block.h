@@ -83,11 +83,12 @@ class Block {
   Launch* launch = nullptr;
   int id = 0;
   uint32_t serial = 0;  // of the launch: memories are poisoned once in each
-  Memory ub[3], l1, l0a, l0b, l0c;
+  Memory ub[3], l1, l0a, l0b, l0c, l0a_mx, l0b_mx;
   std::deque<Request> queue[kActors];
   Clock clock[kActors];
   uint32_t epoch[kActors];
   double ready[kActors];
+  double gm_free = 0;  // when the block's share of the memory's bandwidth is free
   Flag flag[3][8][8][8];
   Arrivals arrivals[3][32];
   Lock lock[3][32];
@@ -140,12 +141,14 @@ class Block {
   bool ids_fit(const Request& r);
   bool range(const char* field, uint64_t value, uint64_t low, uint64_t high);
   bool aligned(const char* what, uint64_t address, uint64_t to);
+  double gm_cycles(double bytes);
   double gm_to_ub(const Request& r);
   double ub_to_gm(const Request& r);
   double blocks(const Request& r);
   double gm_to_l1(const Request& r);
   double fill_l1(const Request& r);
   double l1_to_l0(const Request& r);
+  double scales_to_l0(const Request& r);
   double mmad(const Request& r);
   double from_l0c(const Request& r);
   double run_vector(const Request& r);

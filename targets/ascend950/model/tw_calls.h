@@ -30,6 +30,8 @@ template <> struct ElementCode<float8_e4m3_t> { static constexpr int value = 4; 
 template <> struct ElementCode<float8_e5m2_t> { static constexpr int value = 5; };
 template <> struct ElementCode<int8_t> { static constexpr int value = 6; };
 template <> struct ElementCode<int4b_t> { static constexpr int value = 7; };
+template <> struct ElementCode<fp4x2_e2m1_t> { static constexpr int value = 8; };
+template <> struct ElementCode<fp4x2_e1m2_t> { static constexpr int value = 9; };
 }  // namespace tw
 
 enum asc_load_l2_cache_mode { TW_LOAD_L2 };
@@ -144,6 +146,17 @@ TW_L1_TO_L0(asc_copy_l12l0b, kL1ToL0B, 0)
 TW_L1_TO_L0(asc_copy_l12l0a_transpose, kL1ToL0A, 1)
 TW_L1_TO_L0(asc_copy_l12l0b_transpose, kL1ToL0B, 1)
 #undef TW_L1_TO_L0
+// `dst`: the address of the operands in L0, divided by 16.
+inline void asc_copy_l12l0a_mx(uint64_t dst, fp8_e8m0_t* src, int x_start, int y_start, int x_step,
+                               int y_step, int src_stride, int dst_stride, TW_HERE) {
+  tw::issue(tw::kL1ToL0AMx, PIPE_MTE1, "asc_copy_l12l0a_mx", TW_AT, dst, tw::at(src), x_start,
+            y_start, x_step, y_step, src_stride, dst_stride);
+}
+inline void asc_copy_l12l0b_mx(uint64_t dst, fp8_e8m0_t* src, int x_start, int y_start, int x_step,
+                               int y_step, int src_stride, int dst_stride, TW_HERE) {
+  tw::issue(tw::kL1ToL0BMx, PIPE_MTE1, "asc_copy_l12l0b_mx", TW_AT, dst, tw::at(src), x_start,
+            y_start, x_step, y_step, src_stride, dst_stride);
+}
 
 // --- matrices -----------------------------------------------------------------------------------
 
@@ -151,7 +164,13 @@ template <class C, class A, class B>
 inline void asc_mmad(C* c, A* a, B* b, int m, int k, int n, int, bool, bool from_bias, bool clear,
                      TW_HERE) {
   tw::issue(tw::kMmad, PIPE_M, "asc_mmad", TW_AT, tw::at(c), tw::at(a), tw::at(b), m, k, n, clear,
-            tw::ElementCode<A>::value, tw::ElementCode<B>::value, from_bias);
+            tw::ElementCode<A>::value, tw::ElementCode<B>::value, from_bias, 0);
+}
+template <class C, class A, class B>
+inline void asc_mmad_mx(C* c, A* a, B* b, int m, int k, int n, int, bool, bool from_bias, bool clear,
+                        TW_HERE) {
+  tw::issue(tw::kMmad, PIPE_M, "asc_mmad_mx", TW_AT, tw::at(c), tw::at(a), tw::at(b), m, k, n, clear,
+            tw::ElementCode<A>::value, tw::ElementCode<B>::value, from_bias, 1);
 }
 template <class D, class C>
 inline void asc_copy_l0c2ub(D* dst, C* src, int n, int m, int dst_stride, int src_stride,
@@ -185,9 +204,6 @@ inline void asc_disable_hf32() {}
 #define asc_mmad_sparse(...) \
   TW_ILLEGAL(PIPE_M, "asc_mmad_sparse", "this chip has no structured sparsity")
 #define TW_UNMODELLED "the model does not have it yet"
-#define asc_mmad_mx(...) TW_ILLEGAL(PIPE_M, "asc_mmad_mx", TW_UNMODELLED)
-#define asc_copy_l12l0a_mx(...) TW_ILLEGAL(PIPE_MTE1, "asc_copy_l12l0a_mx", TW_UNMODELLED)
-#define asc_copy_l12l0b_mx(...) TW_ILLEGAL(PIPE_MTE1, "asc_copy_l12l0b_mx", TW_UNMODELLED)
 #define asc_enable_hf32(...) TW_ILLEGAL(PIPE_M, "asc_enable_hf32", TW_UNMODELLED)
 #define TW_UNORDERED "an atomic has no fixed order of accumulation"
 #define asc_set_atomic_add(...) TW_ILLEGAL(PIPE_MTE3, "asc_set_atomic_add", TW_UNORDERED)

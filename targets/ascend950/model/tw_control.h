@@ -32,6 +32,8 @@ inline const char* op_path(int op) {
     case kGmToL1: return "gm_to_l1";
     case kL1ToL0A: return "l1_to_l0a";
     case kL1ToL0B: return "l1_to_l0b";
+    case kL1ToL0AMx: return "l1_to_l0a_mx";
+    case kL1ToL0BMx: return "l1_to_l0b_mx";
     case kL0cToUb: return "l0c_to_ub";
     case kL0cToGm: return "l0c_to_gm";
     default: return nullptr;

@@ -7,21 +7,38 @@
 namespace tw {
 struct ElementType {
   const char* name;
-  uint64_t bytes, k_cycles;  // K that one cycle takes
+  uint64_t c0, k_cycles;  // elements of 32 bytes; K that one cycle takes
 };
-constexpr ElementType kElements[] = {{"unknown", 0, 1}, {"float", 4, 4},    {"bfloat16", 2, 16},
-                                     {"half", 2, 16},   {"e4m3", 1, 32},    {"e5m2", 1, 32},
-                                     {"int8", 1, 32},   {"int4", 0, 1}};
+constexpr ElementType kElements[] = {{"unknown", 1, 1}, {"float", 8, 4},  {"bfloat16", 16, 16},
+                                     {"half", 16, 16},  {"e4m3", 32, 32}, {"e5m2", 32, 32},
+                                     {"int8", 32, 32},  {"int4", 64, 1},  {"e2m1", 64, 64},
+                                     {"e1m2", 64, 64}};
+constexpr bool is_fp8(uint64_t code) { return code == 4 || code == 5; }
+constexpr bool is_fp4(uint64_t code) { return code == 8 || code == 9; }
+constexpr uint64_t kScaled = 32, kScaledPair = 64;  // of K that one scale, and a pair of them, take
 
-inline float element_value(const uint8_t* p, uint64_t code) {
+inline const float* fp8_values(int mantissa_bits) {
+  struct Table {
+    float value[256];
+    Table(int bits) {
+      for (int i = 0; i < 256; ++i) value[i] = fp8_value((uint8_t)i, bits);
+    }
+  };
+  static const Table e4m3(3), e5m2(2);
+  return mantissa_bits == 3 ? e4m3.value : e5m2.value;
+}
+
+// Element x of the 32 bytes at p.
+inline float element_value(const uint8_t* p, uint64_t x, uint64_t code) {
   uint16_t word;
   float value;
   switch (code) {
-    case 1: memcpy(&value, p, 4); return value;
-    case 2: memcpy(&word, p, 2); return bf16_value(word);
-    case 3: memcpy(&word, p, 2); return f16_value(word);
-    case 4: return fp8_value(*p, 3);
-    default: return fp8_value(*p, 2);
+    case 1: memcpy(&value, p + 4 * x, 4); return value;
+    case 2: memcpy(&word, p + 2 * x, 2); return bf16_value(word);
+    case 3: memcpy(&word, p + 2 * x, 2); return f16_value(word);
+    case 4:
+    case 5: return fp8_values(code == 4 ? 3 : 2)[p[x]];
+    default: return fp4_value(p[x / 2] >> (x % 2 * 4) & 15, code == 8 ? 1 : 2);
   }
 }
 
@@ -29,7 +46,7 @@ inline float element_value(const uint8_t* p, uint64_t code) {
 // What pads the last C0 is read too: K is rounded up.
 inline void unpack_fractals(const Memory& m, uint64_t base, uint64_t fractals, uint64_t k_groups,
                             uint64_t code, float* out, uint64_t y_step, uint64_t x_step) {
-  uint64_t bytes = kElements[code].bytes, c0 = 32 / bytes;
+  uint64_t c0 = kElements[code].c0;
   for (uint64_t g = 0; g < k_groups; ++g)
     for (uint64_t y = 0; y < fractals * 16; ++y) {
       const uint8_t* row = m.bytes + base + (g * fractals * 16 + y) * 32;
@@ -38,8 +55,20 @@ inline void unpack_fractals(const Memory& m, uint64_t base, uint64_t fractals, u
         const uint16_t* words = (const uint16_t*)row;
         for (uint64_t x = 0; x < 16; ++x) to[x * x_step] = bf16_value(words[x]);
       } else {
-        for (uint64_t x = 0; x < c0; ++x) to[x * x_step] = element_value(row + x * bytes, code);
+        for (uint64_t x = 0; x < c0; ++x) to[x * x_step] = element_value(row, x, code);
       }
+    }
+}
+
+// Multiplies what unpack_fractals found by its scales, [rows / 16][k / 64][16][2].
+inline void apply_scales(const Memory& m, uint64_t base, uint64_t fractals, uint64_t k, float* out,
+                         uint64_t y_step, uint64_t x_step) {
+  uint64_t pairs = k / kScaledPair;
+  for (uint64_t y = 0; y < fractals * 16; ++y)
+    for (uint64_t g = 0; g < k / kScaled; ++g) {
+      uint64_t at = base + ((y / 16 * pairs + g / 2) * 16 + y % 16) * 2 + g % 2;
+      float scale = e8m0_value(m.bytes[at]);
+      for (uint64_t x = 0; x < kScaled; ++x) out[y * y_step + (g * kScaled + x) * x_step] *= scale;
     }
 }
 
@@ -70,18 +99,27 @@ inline double Block::mmad(const Request& r) {
   uint64_t m = r.a[3], k = r.a[4], n = r.a[5], code = r.a[7];
   if (!range("m", m, 0, 4095) || !range("k", k, 0, 4095) || !range("n", n, 0, 4095)) return 0;
   if (m == 0 || n == 0 || k == 0) return 0;
-  bool bias = r.a[9] && !r.a[6];
-  if (code == 0 || code >= 6 || code != r.a[8] || bias) {
+  bool bias = r.a[9] && !r.a[6], scaled = r.a[10];
+  bool pair = scaled ? (is_fp8(code) && is_fp8(r.a[8])) || (is_fp4(code) && is_fp4(r.a[8]))
+                     : code > 0 && code < 6 && code == r.a[8];
+  if (!pair || bias) {
     fail("illegal path",
          text("%s: %s times %s%s is not modelled", describe(now_site).c_str(), kElements[code].name,
-              kElements[r.a[8] & 7].name, bias ? " plus a bias" : ""));
+              kElements[r.a[8]].name, bias ? " plus a bias" : ""));
     return 0;
   }
   if (!aligned("A", r.a[1], 512) || !aligned("B", r.a[2], 512) || !aligned("C", r.a[0], 1024))
     return 0;
-  uint64_t c0 = 32 / kElements[code].bytes;
+  if (scaled && k % kScaledPair) {
+    range("k past a multiple of 64", k % kScaledPair, 0, 0);
+    return 0;
+  }
+  uint64_t c0 = kElements[code].c0;
   uint64_t mf = (m + 15) / 16, nf = (n + 15) / 16, kf = (k + c0 - 1) / c0;
   if (!touch(l0a, r.a[1], mf * kf * 512, false) || !touch(l0b, r.a[2], nf * kf * 512, false)) return 0;
+  uint64_t scales = scaled ? k / kScaled * 16 : 0;  // bytes of 16 rows
+  if (!touch(l0a_mx, r.a[1] / 16, mf * scales, false)) return 0;
+  if (!touch(l0b_mx, r.a[2] / 16, nf * scales, false)) return 0;
   if (!r.a[6] && !touch(l0c, r.a[0], mf * nf * 1024, false)) return 0;
   if (!touch(l0c, r.a[0], mf * nf * 1024, true)) return 0;
   thread_local std::vector<float> a, columns, sums;
@@ -90,7 +128,11 @@ inline double Block::mmad(const Request& r) {
   columns.resize(k_padded * width);  // B as [k][n]: the inner loop runs over columns
   sums.resize(width);
   unpack_fractals(l0a, r.a[1], mf, kf, code, a.data(), k_padded, 1);
-  unpack_fractals(l0b, r.a[2], nf, kf, code, columns.data(), 1, width);
+  unpack_fractals(l0b, r.a[2], nf, kf, r.a[8], columns.data(), 1, width);
+  if (scaled) {
+    apply_scales(l0a_mx, r.a[1] / 16, mf, k, a.data(), k_padded, 1);
+    apply_scales(l0b_mx, r.a[2] / 16, nf, k, columns.data(), 1, width);
+  }
   uint32_t infinite = 0;  // if none is, a factor of 0 adds nothing: rows that pad a tile are cheap
   for (float value : columns) infinite |= (bits_as<uint32_t>(value) & 0x7f800000u) == 0x7f800000u;
   bool finite = !infinite;
@@ -155,7 +197,7 @@ inline double Block::from_l0c(const Request& r) {
     }
   }
   totals.bytes[r.op] += m * n * bytes;
-  double rate = to_ub ? (dual ? 2 * kL0cRate : kL0cRate) : kGmRate;
-  return 26 + (double)(m * n * bytes) / rate;
+  if (!to_ub) return gm_cycles((double)(m * n * bytes));
+  return 26 + (double)(m * n * bytes) / (dual ? 2 * kL0cRate : kL0cRate);
 }
 }  // namespace tw

@@ -13,11 +13,12 @@ namespace tw {
 inline Block::Block() {
   for (int c = 0; c < 3; ++c) ub[c].create(UB, c);
   l1.create(L1, AIC), l0a.create(L0A, AIC), l0b.create(L0B, AIC), l0c.create(L0C, AIC);
+  l0a_mx.create(L0AMX, AIC), l0b_mx.create(L0BMX, AIC);
 }
 
 inline void Block::begin(Launch* launch_, int id_, uint32_t serial_) {
   launch = launch_, id = id_, serial = serial_;
-  Memory* memories[] = {&ub[0], &ub[1], &ub[2], &l1, &l0a, &l0b, &l0c};
+  Memory* memories[] = {&ub[0], &ub[1], &ub[2], &l1, &l0a, &l0b, &l0c, &l0a_mx, &l0b_mx};
   for (Memory* m : memories) m->low = ~0u, m->high = 0, m->high_site = 0;
   for (int i = 0; i < kActors; ++i) {
     queue[i].clear(), clock[i] = Clock(), epoch[i] = 0, ready[i] = 0;
@@ -26,7 +27,7 @@ inline void Block::begin(Launch* launch_, int id_, uint32_t serial_) {
   for (auto& c : arrivals) for (auto& a : c) a.clocks.clear();
   for (auto& c : lock) for (auto& l : c) l = Lock();
   issue_clocks.assign(1, Clock());
-  queued = 0, next_seq = 0, dead = false, vector = nullptr;
+  queued = 0, next_seq = 0, gm_free = 0, dead = false, vector = nullptr;
   totals = Totals(), events.clear(), sites.clear(), site_ids.clear();
   sites.push_back({"nothing", "", 0, 0});
   for (int c = 0; c < 3; ++c) {
@@ -117,7 +118,8 @@ inline void merge(Launch& launch, Block& block) {
   for (int i = 0; i < kOps; ++i) launch.totals.bytes[i] += block.totals.bytes[i];
   launch.totals.instructions += block.totals.instructions;
   launch.events.insert(launch.events.end(), block.events.begin(), block.events.end());
-  Memory* memories[] = {&block.ub[0], &block.ub[1], &block.ub[2], &block.l1, &block.l0a, &block.l0b, &block.l0c};
+  Memory* memories[] = {&block.ub[0], &block.ub[1], &block.ub[2], &block.l1, &block.l0a, &block.l0b,
+                        &block.l0c, &block.l0a_mx, &block.l0b_mx};
   for (Memory* m : memories) {
     launch.low[m->place] = std::min(launch.low[m->place], m->low);
     launch.high[m->place] = std::max(launch.high[m->place], m->high);

@@ -48,13 +48,13 @@ struct Cell {
 };
 static_assert(sizeof(Cell) == 64, "one cache line");
 
-enum Place { UB, L1, L0A, L0B, L0C, kPlaces };
+enum Place { UB, L1, L0A, L0B, L0C, L0AMX, L0BMX, kPlaces };
 inline const char* place_name(int place) {
-  static const char* names[] = {"UB", "L1", "L0A", "L0B", "L0C"};
+  static const char* names[] = {"UB", "L1", "L0A", "L0B", "L0C", "L0A_MX", "L0B_MX"};
   return names[place];
 }
 // Bytes that kernels may use.
-constexpr uint32_t kUsable[kPlaces] = {253952, 524288, 65536, 65536, 262144};
+constexpr uint32_t kUsable[kPlaces] = {253952, 524288, 65536, 65536, 262144, 4096, 4096};
 constexpr uint32_t kUbWithSimt = 221184;  // the rest is the cache of SIMT loads from GM
 constexpr uint32_t kGuard = 1 << 18;      // what a wild access may hit without harm
 

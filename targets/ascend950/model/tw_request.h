@@ -25,7 +25,9 @@ enum Op : uint8_t {
   kFillL1,      // dst, value, repeats, blocks, gap
   kL1ToL0A,     // dst, src, m start, k start, m step, k step, src stride, dst stride, element, transposed
   kL1ToL0B,     // likewise
-  kMmad,        // c, a, b, m, k, n, clear, element code of a, of b
+  kL1ToL0AMx,   // dst, src, x start, y start, x step, y step, src stride, dst stride
+  kL1ToL0BMx,   // likewise
+  kMmad,        // c, a, b, m, k, n, clear, element code of a, of b, bias, scaled
   kL0cToUb,     // dst, src, n, m, dst stride, src stride, sub block, dual, quant, relu, nd
   kL0cToGm,     // dst, src, n, m, dst stride, src stride, quant, relu, nd
   kVector,      // thunk, x, y, z, arguments, number, pointer mask

@@ -17,12 +17,24 @@ inline double Block::transfer(const Request& r) {
     case kFillL1: return fill_l1(r);
     case kL1ToL0A:
     case kL1ToL0B: return l1_to_l0(r);
+    case kL1ToL0AMx:
+    case kL1ToL0BMx: return scales_to_l0(r);
     case kMmad: return mmad(r);
     case kL0cToUb:
     case kL0cToGm: return from_l0c(r);
     case kVector: return run_vector(r);
     default: return 0;
   }
+}
+
+// A transfer of so many bytes from or to global memory. The three cores of a block share its part of
+// the memory's bandwidth: a transfer begins when it is free.
+inline double Block::gm_cycles(double bytes) {
+  double& time = ready[now_actor];
+  double begin = time + kTransferStart;
+  if (gm_free > begin) time += gm_free - begin, begin = gm_free;
+  gm_free = begin + bytes / kGmRate;
+  return kTransferStart + bytes / kGmRate;
 }
 
 inline double Block::gm_to_ub(const Request& r) {
@@ -49,7 +61,7 @@ inline double Block::gm_to_ub(const Request& r) {
     for (uint64_t i = 0; i < right; ++i) out[left + bytes + i] = pad(i);
   }
   totals.bytes[kGmToUb] += bursts * bytes;
-  return kTransferStart + (double)(bursts * bytes) / kGmRate;
+  return gm_cycles((double)(bursts * bytes));
 }
 
 inline double Block::ub_to_gm(const Request& r) {
@@ -66,7 +78,7 @@ inline double Block::ub_to_gm(const Request& r) {
     memcpy((void*)(uintptr_t)(r.a[0] + b * target), m.bytes + at, bytes);
   }
   totals.bytes[kUbToGm] += bursts * bytes;
-  return kTransferStart + (double)(bursts * bytes) / kGmRate;
+  return gm_cycles((double)(bursts * bytes));
 }
 
 // UB and L1 exchange blocks of 32 bytes with gaps.
@@ -119,7 +131,7 @@ inline double Block::gm_to_l1(const Request& r) {
     }
   }
   totals.bytes[kGmToL1] += rows * columns * element;
-  return kTransferStart + (double)(rows * columns * element) / kGmRate;
+  return gm_cycles((double)(rows * columns * element));
 }
 
 inline double Block::fill_l1(const Request& r) {
@@ -162,5 +174,23 @@ inline double Block::l1_to_l0(const Request& r) {
   }
   totals.bytes[r.op] += m_step * k_step * 512;
   return 30 + (double)(m_step * k_step * 512) / kL0Rate;
+}
+
+// Scales of the MX form: fractals of 16 rows and two scales, [16][2]. L0A_MX and L0B_MX lie beside
+// L0A and L0B: the scales of operands at a byte there begin at a sixteenth of it.
+inline double Block::scales_to_l0(const Request& r) {
+  uint64_t x_step = r.a[4], y_step = r.a[5];
+  if (!range("x step", x_step, 1, 255) || !range("y step", y_step, 1, 255)) return 0;
+  if (!aligned("source", r.a[1], 32) || !aligned("destination", r.a[0], 32)) return 0;
+  Memory& to = r.op == kL1ToL0AMx ? l0a_mx : l0b_mx;
+  for (uint64_t x = 0; x < x_step; ++x)
+    for (uint64_t y = 0; y < y_step; ++y) {
+      uint64_t in = r.a[1] + ((r.a[2] + x) * r.a[6] + r.a[3] + y) * 32;
+      uint64_t out = r.a[0] + (x * r.a[7] + y) * 32;
+      if (!touch(l1, in, 32, false) || !touch(to, out, 32, true)) return 0;
+      memcpy(to.bytes + out, l1.bytes + in, 32);
+    }
+  totals.bytes[r.op] += x_step * y_step * 32;
+  return 30 + (double)(x_step * y_step * 32) / kL0Rate;
 }
 }  // namespace tw

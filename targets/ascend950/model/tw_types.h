@@ -83,6 +83,16 @@ inline float fp8_value(uint8_t bits, int mantissa_bits) {
   if (mantissa_bits == 2 && exponent == 31) a = mantissa ? NAN : INFINITY;
   return (float)(bits & 0x80 ? -a : a);
 }
+
+// A 4-bit float, of which 0 and the first step have no exponent: e2m1 reaches 6, e1m2 1.75.
+inline float fp4_value(uint8_t bits, int mantissa_bits) {
+  static const float wide[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  float size = mantissa_bits == 1 ? wide[bits & 7] : (float)(bits & 7) * 0.25f;
+  return bits & 8 ? -size : size;
+}
+
+// A power of two: 2^-127 to 2^127, and NaN.
+inline float e8m0_value(uint8_t bits) { return bits == 255 ? NAN : ldexpf(1.0f, (int)bits - 127); }
 }  // namespace TW_SIDE
 }  // namespace tw
 
@@ -115,6 +125,8 @@ struct float8_e8m0_t { uint8_t bits; };
 typedef float8_e8m0_t fp8_e8m0_t;
 struct float4_e2m1x2_t { uint8_t bits; };
 struct float4_e1m2x2_t { uint8_t bits; };
+typedef float4_e2m1x2_t fp4x2_e2m1_t;
+typedef float4_e1m2x2_t fp4x2_e1m2_t;
 struct int4b_t { uint8_t bits; };
 
 #define TW_SHORT_VECTORS(T, N)                    \
