@@ -27,7 +27,7 @@ from tilewright.graph.types import BlockFormat, ElementType
 CHUNK, WIDTH, HEADS = 64, 512, 64  # of a block: entries, columns, heads
 THREADS, COMBINE_THREADS = 512, 128
 # Of a thread that takes products, of one that decodes (65,536 in all), and rows in flight.
-WITH_TAIL, WITHOUT_TAIL = ((192, 64), 4), ((200, 56), 2)
+WITH_TAIL, WITHOUT_TAIL = ((192, 64), 4), ((200, 56), 4)
 SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * (512 + 8) + 2 * 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
 _TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char"}

@@ -39,7 +39,7 @@ def accepts_row(body: Graph) -> str | None:
     return None
 
 
-_NARROW, _WIDE = 256, 2048  # elements of a row
+_NARROW, _WIDE = 256, 16384  # elements of a row
 
 
 def row_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
