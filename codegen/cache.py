@@ -49,6 +49,10 @@ class KernelCache:
                 "make room there, or name another folder in TILEWRIGHT_CACHE"
             ) from None
 
+    def object_of(self, source: KernelSource) -> Path:
+        """Return where the object of a source lies once it is built."""
+        return self._folder / f"{self._key(source.text)}.o"
+
     def _build(self, sources: Sequence[KernelSource], jobs: int, progress: Progress) -> Built:
         self._folder.mkdir(parents=True, exist_ok=True)
         texts = {s.file_name: s.text for s in sources}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from tilewright import __version__
 from tilewright.codegen.body import memory_type
-from tilewright.codegen.cache import KernelCache, Progress
+from tilewright.codegen.cache import Built, KernelCache, Progress
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.elementary import MATH_VERSION
 from tilewright.codegen.emit.registry import emit
@@ -35,6 +35,7 @@ from tilewright.codegen.plan import (
 )
 from tilewright.codegen.source import SUFFIXES, KernelSource
 from tilewright.codegen.spec import KernelSpec
+from tilewright.codegen.spills import avoiding, spilling
 from tilewright.codegen.staging import MANIFEST, refuse_foreign, staging
 from tilewright.codegen.target import PrintsSources, Target, Toolchain
 from tilewright.codegen.weight_plan import planned_weights
@@ -94,36 +95,40 @@ class CompileReport:
     weights_bytes: int
 
 
-def compile_graph(job: CompileJob, output: Path, progress: Progress) -> CompileReport:
+def compile_graph(
+    job: CompileJob, output: Path, progress: Progress, *, weights: bool = True
+) -> CompileReport:
     """Lower, choose, build, pack and write; the artifact appears whole or not at all.
 
-    Raises the compiler's errors; a full disk or a folder that is no artifact gives one sentence.
+    Without `weights` their places are planned, none is read, and the file of weights is left out:
+    such an artifact can be looked at, and does not load. Raises the compiler's errors; a full disk
+    or a folder that is no artifact gives one sentence.
     """
     refuse_foreign(output)
     progress("lower", 0, 1)
     lowered = lower(job.graph, job.flags, log=job.log)
     progress("lower", 1, 1)
-    plans = plan_groups(lowered.graph, job.target, job.config, job.choose)
-    specs = distinct_specs(plans)
-    templates = {t.name: t for t in job.target.kernels}
-    sources = [emit(spec, templates[spec.template]) for spec in specs]
+    cache = KernelCache(job.flags.cache, job.toolchain)
+    plans, specs, sources, built = _build_kernels(job, lowered.graph, cache, progress)
     if job.log:
         _report(job.log, job.flags.debug, plans, sources)
-    cache = KernelCache(job.flags.cache, job.toolchain)
-    built = cache.build(sources, jobs=job.jobs, progress=progress)
     with staging(output) as stage:
         (stage / "kernels").mkdir()
         library = library_name(built.objects)
         job.toolchain.link(built.objects, stage / library)
         _write_sources(stage, job, lowered, plans, sources)
-        weights, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
+        if weights:
+            records, digest, num_bytes = _write_weights(stage, lowered.graph, plans, job, progress)
+        else:
+            records, num_bytes = planned_weights(lowered.graph, plans, job.weights)
+            digest = ""
         manifest = _manifest(
             job,
             lowered.graph,
             plans,
             specs,
             library=library,
-            weights=weights,
+            weights=records,
             weights_digest=digest,
             weights_bytes=num_bytes,
             support_digest=cache.support_digest,
@@ -144,21 +149,17 @@ def plan_graph(job: CompileJob, progress: Progress) -> PlanReport:
     """
     progress("lower", 0, 1)
     lowered = lower(job.graph, job.flags, log=job.log)
-    plans = plan_groups(lowered.graph, job.target, job.config, job.choose)
     progress("lower", 1, 1)
-    specs = distinct_specs(plans)
-    templates = {t.name: t for t in job.target.kernels}
-    sources = [emit(spec, templates[spec.template]) for spec in specs]
     cache = KernelCache(job.flags.cache, job.toolchain)
-    built = cache.build(sources, jobs=job.jobs, progress=progress)
-    weights, num_bytes = planned_weights(lowered.graph, plans, job.weights)
+    plans, specs, _, built = _build_kernels(job, lowered.graph, cache, progress)
+    records, num_bytes = planned_weights(lowered.graph, plans, job.weights)
     manifest = _manifest(
         job,
         lowered.graph,
         plans,
         specs,
         library=library_name(built.objects),
-        weights=weights,
+        weights=records,
         weights_digest="",
         weights_bytes=num_bytes,
         support_digest=cache.support_digest,
@@ -167,9 +168,27 @@ def plan_graph(job: CompileJob, progress: Progress) -> PlanReport:
     return PlanReport(manifest, built.num_compiled)
 
 
+def _build_kernels(
+    job: CompileJob, graph: Graph, cache: KernelCache, progress: Progress
+) -> tuple[tuple[GroupPlan, ...], list[KernelSpec], list[KernelSource], Built]:
+    """Choose a kernel for every group and build it; choose again for those that spill."""
+    templates = {t.name: t for t in job.target.kernels}
+    refused, num_compiled = set[str](), 0
+    while True:
+        plans = plan_groups(graph, job.target, job.config, avoiding(job.choose, refused))
+        specs = distinct_specs(plans)
+        sources = [emit(spec, templates[spec.template]) for spec in specs]
+        built = cache.build(sources, jobs=job.jobs, progress=progress)
+        num_compiled += built.num_compiled
+        spilled = spilling(job.toolchain, sources, cache.object_of) - refused
+        if not spilled:
+            return plans, specs, sources, replace(built, num_compiled=num_compiled)
+        refused |= spilled
+
+
 def library_name(objects: Sequence[Path]) -> str:
-    """Name the library by what it is linked from: a process that has an older artifact of the same
-    path loaded would otherwise be given that one's kernels, as loaders go by name."""
+    """Name the library by what it is linked from: loaders go by name, so that a process with an
+    older artifact of the same path would otherwise be given that one's kernels."""
     names = "\n".join(sorted(o.name for o in objects))
     return f"kernels/{hashlib.sha256(names.encode()).hexdigest()[:16]}.so"
 
@@ -244,9 +263,9 @@ def _decisions(decisions: Sequence[Decision], plans: Sequence[GroupPlan]) -> dic
 
 def _write_weights(
     stage: Path, graph: Graph, plans: Sequence[GroupPlan], job: CompileJob, progress: Progress
-) -> tuple[list[WeightRecord], str, int]:
+) -> tuple[tuple[WeightRecord, ...], str, int]:
     """Write every weight packed and aligned; return records, digest and size."""
-    records, hashed, offset = [], hashlib.sha256(), 0
+    records, hashed, offset = list[WeightRecord](), hashlib.sha256(), 0
     with (stage / WEIGHTS).open("wb") as file:
         progress("pack", 0, len(graph.weights))
         for count, packed in enumerate(pack_weights(graph, plans, job.weights), start=1):
@@ -259,7 +278,7 @@ def _write_weights(
                 hashed.update(piece.data)
             offset += len(padding) + packed.num_bytes
             progress("pack", count, len(graph.weights))
-    return records, hashed.hexdigest(), offset
+    return tuple(records), hashed.hexdigest(), offset
 
 
 def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> None:
@@ -365,16 +384,9 @@ def numerics_digest(
         for p in plans
     ]
     facts = [
-        graph.digest,
-        per_group,
-        MATH_VERSION,
-        job.target.variant,
-        PACKING_VERSION,
-        job.toolchain.identity(),
-        support,
-        weights,
-        job.config.mode,
-    ]
+        graph.digest, per_group, MATH_VERSION, job.target.variant, PACKING_VERSION,
+        job.toolchain.identity(), support, weights, job.config.mode,
+    ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -15,6 +15,7 @@ from tilewright.codegen import elementary_numpy
 from tilewright.codegen.elementary import DEFINITIONS, MATH_VERSION, evaluate
 from tilewright.codegen.elementary_steps import Definition, Literal, Operand, f32_bits
 from tilewright.codegen.expr_cpp import CPP_OPERATIONS, cpp_function, cpp_header, cpp_literal
+from tilewright.codegen.expr_cuda import CUDA_OPERATIONS, cuda_function, cuda_header
 from tilewright.codegen.expr_tilelang import (
     TILELANG_OPERATIONS,
     tilelang_function,
@@ -47,6 +48,7 @@ class Language:
 
 LANGUAGES: dict[str, Language] = {
     "cpp": Language(CPP_OPERATIONS, cpp_literal, cpp_header, cpp_function),
+    "cuda": Language(CUDA_OPERATIONS, cpp_literal, cuda_header, cuda_function),
     "triton": Language(
         TRITON_OPERATIONS, triton_literal, triton_header, triton_function,
         passed="tl.full([], {0}, tl.float32)",

@@ -43,14 +43,14 @@ CPP_OPERATIONS = {
 
 _TYPES = {"f32": "float", "i32": "int32_t", "u16": "uint16_t"}
 # Left to its own limits g++ stops inlining long bodies, and a loop with a call is not vectorised.
-_INLINE = "static inline __attribute__((always_inline, unused))"
+CPP_INLINE = "static inline __attribute__((always_inline, unused))"
 
 
 def cpp_header() -> str:
     """Return the includes, the product, and the two conversions between bits and values."""
     return f"""#include <cstdint>
 
-{_INLINE} float tw_mul(float a, float b) {{
+{CPP_INLINE} float tw_mul(float a, float b) {{
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_assoc_barrier)
   return __builtin_assoc_barrier(a * b);
@@ -59,13 +59,13 @@ def cpp_header() -> str:
   return a * b;
 }}
 
-{_INLINE} int32_t tw_bits(float x) {{
+{CPP_INLINE} int32_t tw_bits(float x) {{
   int32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
   return bits;
 }}
 
-{_INLINE} float tw_from_bits(int32_t bits) {{
+{CPP_INLINE} float tw_from_bits(int32_t bits) {{
   float x;
   __builtin_memcpy(&x, &bits, sizeof x);
   return x;
@@ -96,7 +96,7 @@ def _trimmed(text: str) -> str:
 def cpp_function(definition: Definition, values: list[str], result: str) -> str:
     """Write one function, a line per step."""
     params = ", ".join(f"{_TYPES[s]} {_entry(n, s)}" for n, s in definition.params)
-    lines = [f"\n{_INLINE} {_TYPES[definition.returns]} tw_{definition.name}({params}) {{"]
+    lines = [f"\n{CPP_INLINE} {_TYPES[definition.returns]} tw_{definition.name}({params}) {{"]
     lines += [f"  const int32_t {n} = {_entry(n, s)};" for n, s in definition.params if s == "u16"]
     for step, value in zip(definition.steps, values, strict=True):
         lines.append(f"  const {_TYPES[step.target.kind]} {step.target} = {value};")

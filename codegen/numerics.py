@@ -16,6 +16,9 @@ from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, ElementType
 
+CODE_ATOMS = ("wgmma_e4m3", "mx")
+CODE_CHUNK = 32  # values of k of one instruction over codes, and of the smallest scaled group
+SPAN = 128  # values of k whose scales one word holds
 SEGMENT_UNIT = 256  # segments start at multiples of what one step of any schedule takes of k
 
 
@@ -34,7 +37,8 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
             lanes, chunk = target.lanes if plain else 1, target.attend_chunk
             if target.latent_chunk is not None and not plain:
                 chunk = target.latent_chunk
-            return Numerics(atom=target.atom, chunk=chunk, lanes=lanes, combine="in_order")
+            found = Numerics(atom=target.atom, chunk=chunk, lanes=lanes, combine="in_order")
+            return found if plain else replace(found, weights=_latent_weights(body, target))
         case "row" | "select":
             if context_bound:
                 raise LowerError(
@@ -45,13 +49,21 @@ def derive(kind: str, body: Graph, target: Target) -> Numerics:
             raise LowerError(f"kernel kind '{kind}': unknown: have contract, attend, select, row")
 
 
+def _latent_weights(body: Graph, target: Target) -> str:
+    """The released models round weights before they meet rows that are packed."""
+    packed = all(isinstance(s.type.dtype, BlockFormat) for s in body.states)
+    return target.latent_weights if packed else "whole"
+
+
 def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]:
     """Return the numerics `fast` mode may choose from per bucket; the first is the derived one."""
     first = derive(kind, body, target)
     found = [first]
-    if kind == "contract" and first.scale_order != "none":
+    if kind == "contract" and first.scale_order != "none" and first.atom == "fma":
         for order in ("dequantise", "factored")[: 1 + (len(_formats(body)) == 1)]:
             found.append(replace(first, scale_order=order))
+    if first.atom in CODE_ATOMS:
+        found.append(replace(first, atom=target.atom, chunk=0, scale_order=target.scale_order))
     if kind == "attend" and first.chunk == target.attend_chunk:
         found += [replace(first, chunk=c) for c in target.attend_chunks]
     return tuple(dict.fromkeys(found))
@@ -96,11 +108,45 @@ def _contract(body: Graph, target: Target) -> Numerics:
     # A matrix instruction takes scaled codes as they are, exact in bf16.
     if target.atom == "fma" and len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
+    if target.code_atom and _codes_meet_codes(body):
+        chunk = 0 if target.code_atom == "mx" else CODE_CHUNK
+        if chunk and all(d.block[1] % SPAN == 0 for d in _block_formats(body)):
+            chunk = SPAN
+        return Numerics(
+            atom=target.code_atom,
+            chunk=chunk,
+            lanes=target.lanes,
+            segments=_segments(body, target),
+            scale_order="factored",
+        )
     return Numerics(
         atom=target.atom,
         lanes=target.lanes,
         segments=_segments(body, target),
         scale_order=order if grouped else "none",
+    )
+
+
+def _block_formats(body: Graph) -> list[BlockFormat]:
+    """Quantised formats of the operands of all products."""
+    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    types = [body.type_of(i).dtype for n in anchors for i in n.inputs[:2]]
+    return [t for t in types if isinstance(t, BlockFormat)]
+
+
+def _codes_meet_codes(body: Graph) -> bool:
+    """Say whether every product is of fp8 rows with matrices of one float format, and all scales
+    are powers of two of whole groups: then codes are multiplied as they are."""
+    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    types = [[body.type_of(n.inputs[i]).dtype for n in anchors] for i in (0, 1)]
+    rows, matrices = ([t for t in found if isinstance(t, BlockFormat)] for found in types)
+    found = _block_formats(body)
+    return (
+        len(found) == 2 * len(anchors)
+        and all(t.scale.name == "ue8m0" and not t.tail for t in found)
+        and all(t.code.is_float and t.block[1] % CODE_CHUNK == 0 for t in found)
+        and all(t.name == "fp8_e4m3" and t.block[0] == 1 for t in rows)
+        and len({t.code for t in matrices}) == 1
     )
 
 
@@ -112,19 +158,27 @@ def segment_length(k: int, segments: int) -> int:
 def _segments(body: Graph, target: Target) -> int:
     """Parts of K for as many sums as fill the chip when there is one row: a power of two, each of
     at least two units, or one of fp32 products. Short sums are not worth the kernel that adds
-    their parts, and experts have sums enough: those of every slot."""
+    their parts. Experts have sums of every slot; those of codes, whose groups are added one after
+    the other, are cut all the same."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
-    if anchors[0].op == "expert_linear":
+    coded = bool(target.code_atom) and _codes_meet_codes(body)
+    if anchors[0].op == "expert_linear" and not coded:
         return 1
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
-    columns = 0  # of products that meet, those of one count
+    columns = 0  # of products of values that meet in registers, those of one count
     for nodes in sections_of(body, anchors):
         first = next(n for n in nodes if op_def(n.op).kind is Kind.CONTRACT)
-        columns += int(product(first.type.shape[1:]))
+        met = sum(op_def(n.op).kind is Kind.CONTRACT for n in nodes)
+        columns += int(product(first.type.shape[1:])) * (met if coded else 1)
     # Products in fp32 are taken by the plain cores: a unit of them is worth a program.
     plain = any(body.type_of(i).dtype.name in ("f32", "f16") for n in anchors for i in n.inputs[:2])
+    full = target.full_columns
+    if coded:
+        full = target.full_code_columns * (2 if anchors[0].op == "expert_linear" else 1)
+    elif all(t.name == "bf16" for t in _formats(body)) and not plain:
+        full = target.full_value_columns or full
     segments = 1
-    while columns * segments * 2 <= target.full_columns:
+    while columns * segments * 2 <= full:
         if k < (segments * 2 if plain else max(segments * 4, 8)) * SEGMENT_UNIT:
             break
         segments *= 2

@@ -171,6 +171,7 @@ def _ascend_layout(type_: TensorType) -> str:
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing(_is_matrix, _cpu_layout),
     "triton": Packing(_is_quantised, _gpu_layout),
+    "cuda": Packing(_is_quantised, _gpu_layout),
     "tilelang_ascend": Packing(_is_matrix, _ascend_layout),
     "ascendc": Packing(_is_matrix, _ascend_layout),
 }

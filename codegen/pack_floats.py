@@ -34,7 +34,7 @@ def pack_floats(format: str, codes: Bytes, d: Bytes, block: tuple[int, int]) -> 
     panels = -(-n // PANEL)
     out = np.zeros((panels, groups, PANEL * (1 + width)), np.uint8)
     out[:, :, :PANEL] = _lanes(_spread(format, d, block, n, groups))
-    lanes = _lanes(codes if format == "fp8" else _swapped(codes.view("<u2")))
+    lanes = _lanes(codes.view("<u4") if format == "fp8" else _swapped(codes.view("<u2")))
     if format == "fp4":
         lanes = lanes[..., _PLACES]
     out[:, :, PANEL:] = np.ascontiguousarray(lanes).view(np.uint8).reshape(panels, groups, -1)
@@ -47,7 +47,7 @@ def unpack_floats(format: str, packed: Bytes, n: int, k: int) -> tuple[Bytes, By
     blocks = packed.reshape(-1, k // GROUP, PANEL * (1 + width))
     scales = blocks[:, :, :PANEL].transpose(0, 2, 1).reshape(-1, k // GROUP)[:n]
     codes = np.ascontiguousarray(blocks[:, :, PANEL:])
-    lanes: Array = codes if format == "fp8" else codes.view("<u2")
+    lanes: Array = codes.view("<u4" if format == "fp8" else "<u2")
     lanes = lanes.reshape(len(blocks), -1, PANEL)
     if format == "fp4":
         lanes = lanes[..., _PLACES]  # a swap is its own inverse

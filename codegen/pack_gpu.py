@@ -3,7 +3,7 @@
 Integer codes have three sections, each aligned to 256 bytes: codes, scales, minima. Every section
 is [panel, group, 16 rows, ..], so that one group of 16 rows is contiguous. Codes of 4 bits: byte i
 of a group holds k = 2 i (low nibble) and k = 2 i + 1 (high). Rows past N are zero. Float codes are
-packed by pack_words.py. The matrices of a stack follow one another.
+packed by pack_tiles.py. The matrices of a stack follow one another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.codegen.pack_cpu import Unpacked
-from tilewright.codegen.pack_words import WORD_LAYOUTS, pack_words
-from tilewright.codegen.pack_words import matrix_bytes as word_matrix_bytes
+from tilewright.codegen.pack_tiles import TILE_BITS, pack_tiles
+from tilewright.codegen.pack_tiles import matrix_bytes as tile_matrix_bytes
 from tilewright.graph.errors import LowerError
 from tilewright.graph.types import BlockFormat, TensorType
 
@@ -79,11 +79,11 @@ def refuses_format(type_: TensorType) -> str | None:
     dtype = type_.dtype
     if not isinstance(dtype, BlockFormat):
         return None
-    words = dtype.name in WORD_LAYOUTS and dtype.scale.name == "ue8m0" and not dtype.tail
+    tiles = dtype.name in TILE_BITS and dtype.scale.name == "ue8m0" and not dtype.tail
     rows, group = dtype.block
-    if words and (rows > 1 or dtype.code.bits == 4):  # fp8 with scales by row is for tables
+    if tiles and (rows > 1 or dtype.code.bits == 4):  # fp8 with scales by row is for tables
         group = 32
-    elif words or dtype.name not in BLOCK_LAYOUTS or rows != 1:
+    elif tiles or dtype.name not in BLOCK_LAYOUTS or rows != 1:
         return f"weight format {dtype} has no packed layout"
     k = int(type_.shape[-1])
     return f"k = {k} is no multiple of the group of {group}" if k % group else None
@@ -91,14 +91,14 @@ def refuses_format(type_: TensorType) -> str | None:
 
 def matrix_bytes(name: str, n: int, k: int) -> int:
     """Return the size of one packed [n, k] matrix."""
-    if name in WORD_LAYOUTS:
-        return word_matrix_bytes(name, n, k)
+    if name in TILE_BITS:
+        return tile_matrix_bytes(name, n, k)
     return sections(name, n, k).end
 
 
 def lies_as_rows(dtype: BlockFormat) -> bool:
     """Say whether weights of a format lie as rows of codes, then scales: tables, for gathering."""
-    return dtype.name in WORD_LAYOUTS and dtype.code.bits == 8 and dtype.block[0] == 1
+    return dtype.name in TILE_BITS and dtype.code.bits == 8 and dtype.block[0] == 1
 
 
 def packed_bytes(type_: TensorType) -> int:
@@ -111,8 +111,8 @@ def packed_bytes(type_: TensorType) -> int:
 
 def pack_matrix(dtype: BlockFormat, found: Unpacked) -> NDArray[np.uint8]:
     """Pack one matrix of any format into bytes."""
-    if dtype.name in WORD_LAYOUTS:
-        return pack_words(dtype.name, found, dtype.block)
+    if dtype.name in TILE_BITS:
+        return pack_tiles(dtype.name, found, dtype.block)
     return pack_blocks(dtype.name, found)
 
 

@@ -42,11 +42,12 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What may be chosen for one body in one bucket: (template, numerics, schedule)."""
+    """What may be chosen for one body in one bucket. `measured`: on the chip it is chosen for."""
 
     template: KernelTemplate
     numerics: Numerics
     schedule: Schedule
+    measured: bool = False
 
 
 @dataclass(frozen=True)

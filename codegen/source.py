@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilewright.graph.errors import LowerError
 
 _UNORDERED = "an atomic has no fixed order of accumulation"
+_APPROXIMATE = "an approximation has the chip's own bits"
 _ARGUMENTS_ALONE = "a kernel depends on its arguments alone"
 _C_LIBRARY = r"(?<![\w:.])(?:std::)?(expf?|logf?|tanhf?|erff?|sinf?|cosf?|powf?)\s*\("
 FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -50,6 +51,14 @@ FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"allow_tf32|tf32", "the precision of a product is part of the numerics"),
         (r"fp_fusion\W+True", "contraction is explicit: want enable_fp_fusion off"),
     ),
+    "cuda": (
+        (r"\batomic\w*|\bfetch_(add|sub|or|and|xor)\b|\b(?:red|atom)\.", _UNORDERED),
+        (r"\basm\b", "what it computes cannot be checked here: use the functions of tw_hopper"),
+        (r"\bcurand\w*|\b(rand|clock|clock64|globaltimer)\s*\(", _ARGUMENTS_ALONE),
+        (_C_LIBRARY, "its bits are the compiler's: use the functions of tw_math"),
+        (r"\b__(?:exp|log|sin|cos|tan|pow|fdivide)\w*\s*\(|\brsqrtf?\s*\(", _APPROXIMATE),
+        (r"use_fast_math|fmad\W+true", "contraction is explicit: want -fmad=false"),
+    ),
     "ascendc": (
         (r"\basc_set_atomic_(?!none)\w+|\basc_atomic_\w+|\bSetAtomic\w*", _UNORDERED),
         (r"std\s*::\s*atomic|\batomic_\w+|__atomic_\w+|__sync_\w+", _UNORDERED),
@@ -76,6 +85,7 @@ FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
 SUFFIXES: Mapping[str, str] = {
     "cpp": ".cpp",
     "triton": ".py",
+    "cuda": ".cu",
     "ascendc": ".asc",
     "tilelang_ascend": ".tl.py",
 }
@@ -124,6 +134,7 @@ def _python_code(text: str) -> str:
 _CODE: Mapping[str, Callable[[str], str]] = {
     "cpp": _cpp_code,
     "triton": _python_code,
+    "cuda": _cpp_code,
     "ascendc": _cpp_code,
     "tilelang_ascend": _python_code,
 }

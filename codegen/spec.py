@@ -17,10 +17,11 @@ from tilewright.graph.types import TensorType
 
 _NAMES = {
     "accumulate": ("f32",),
-    "atom": ("fma", "mma"),
+    "atom": ("fma", "mma", "wgmma_e4m3", "mx"),
     "combine": ("in_order", "tree"),
     "scale_order": ("none", "dequantise", "factored"),
     "subnormals": ("kept", "flushed"),
+    "weights": ("whole", "rounded"),
 }
 
 
@@ -31,8 +32,11 @@ class Numerics:
     `chunk`: entries (of K or of the cache) accumulated as one unit, counted from position 0; 0 is
     the whole axis. `segments`: parts of K accumulated apart and added in order. `lanes`: partial
     sums of a row reduction, combined by a fixed tree. `atom`: fused multiply-adds one by one, or a
-    matrix instruction over 16 values of k. `scale_order`: whether block scales are
-    applied to each weight, or to the sum of a block.
+    matrix instruction over 16 values of k; over codes, `wgmma_e4m3` (sums of `chunk` values of k
+    leave the matrix unit and are scaled and added in fp32) or `mx` (scales enter the unit).
+    `scale_order`: whether block scales are applied to each weight, or to the sum of a block.
+    `weights`: whether the weights of an attention meet values of 16 bits whole, as a sum of parts,
+    or rounded to the values' type.
     """
 
     accumulate: str = "f32"
@@ -43,6 +47,7 @@ class Numerics:
     combine: str = "in_order"
     scale_order: str = "none"
     subnormals: str = "kept"
+    weights: str = "whole"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

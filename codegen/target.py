@@ -87,7 +87,8 @@ class Target:
 
     `tuned` names the target whose committed records choose schedules; none where they are kept
     on the machine that measured them.
-    `full_columns`: sums of one row that fill the chip; fewer are taken in segments. 0: never."""
+    `full_columns`: sums of one row that fill the chip; fewer are taken in segments. 0: never.
+    `full_code_columns`, `full_value_columns`: the same of products of codes, and of bf16 values."""
 
     name: str
     variant: str
@@ -105,10 +106,14 @@ class Target:
     kernels: tuple[KernelTemplate, ...]
     invariance: str = "proven"
     atom: str = "fma"
+    code_atom: str = ""  # of products of float codes with float codes, where there is one
     tuned: str = ""
     full_columns: int = 0
+    full_code_columns: int = 0
+    full_value_columns: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
     latent_chunk: int | None = None  # of attention over latent rows, where it is another
+    latent_weights: str = "whole"  # of the same, in products with packed rows
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]

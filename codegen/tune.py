@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tilewright.codegen.body import Body
@@ -195,7 +195,7 @@ def tuned_choice(
             return fallback(body, choice, bucket)
         for candidate in candidates(body, choice, bucket, target, config):
             if _matches(candidate, record):
-                return candidate
+                return replace(candidate, measured=target.tuned in ("", target.name))
         raise LowerError(
             f"tuning record '{record.kernel}' ({record.bucket}): is none of the candidates: "
             f"delete '{records.path}' to tune again"

@@ -13,6 +13,7 @@ from typing import Any
 from tilewright.graph import Graph, GraphBuilder, Value
 from tilewright.graph.errors import VerifyError
 from tilewright.graph.types import F32, element_type
+from tilewright.models import deepseek_settings
 from tilewright.models.deepseek_config import DeepseekConfig, read_ratios, read_shared
 from tilewright.models.deepseek_layers import (
     MXFP4,
@@ -29,6 +30,7 @@ from tilewright.models.deepseek_layers import (
     query_latent,
     store_window,
 )
+from tilewright.models.deepseek_settings import check_settings
 from tilewright.models.hyper_connections import collapse, head_collapse, mix, update
 from tilewright.models.layers import Formats, Limits
 from tilewright.models.paged_step import PagedStep, declare_paged_step, rotate
@@ -47,6 +49,7 @@ class V4Config(DeepseekConfig):
 
 def read_config(config: Mapping[str, Any]) -> V4Config:
     """Read a configuration; raise VerifyError naming the key that does not fit."""
+    check_settings(config, deepseek_settings.V4)
     ratios = read_ratios(config)
     for layer, ratio in enumerate(ratios):
         if ratio not in (0, CSA, HCA):

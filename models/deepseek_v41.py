@@ -14,6 +14,7 @@ from typing import Any
 from tilewright.graph import Graph, GraphBuilder, Value
 from tilewright.graph.errors import VerifyError
 from tilewright.graph.types import F32, element_type
+from tilewright.models import deepseek_settings
 from tilewright.models.deepseek_config import DeepseekConfig, read_ids, read_ratios, read_shared
 from tilewright.models.deepseek_layers import (
     MXFP4,
@@ -30,6 +31,7 @@ from tilewright.models.deepseek_layers import (
     query_latent,
     store_window,
 )
+from tilewright.models.deepseek_settings import check_settings
 from tilewright.models.engram import EngramSizes, append_history, bucket_primes, engram
 from tilewright.models.hyper_connections import collapse, mix, update
 from tilewright.models.layers import Formats, Limits
@@ -91,6 +93,7 @@ class Published:
 def read_config(config: Mapping[str, Any]) -> V41Config:
     """Read a configuration; raise VerifyError naming the key that does not fit."""
     text = text_settings(config)
+    check_settings(text, deepseek_settings.V41)
     ratios = read_ratios(text)
     shared = read_shared(text, ratios, group=32)
     count = shared.num_layers

@@ -4,7 +4,7 @@ refused. A setting that this list does not name is refused too: ignoring it coul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from tilewright.graph.errors import VerifyError
@@ -64,9 +64,13 @@ _SCALING_FIXED: Mapping[str, Any] = {"partial_rotary_factor": 1.0, "truncate": T
 def check_settings(config: Mapping[str, Any]) -> None:
     """Raise VerifyError for the first setting that would change a result and is not built."""
     _check_fixed("config", config, FIXED)
+    check_known(config, READ | FIXED.keys())
+
+
+def check_known(config: Mapping[str, Any], known: Set[str]) -> None:
+    """Raise VerifyError for the first setting that is neither in `known` nor in IDLE."""
     for key, value in config.items():
-        known = key in READ or key in IDLE or key in FIXED or key.startswith("_")
-        if not known and value is not None:
+        if key not in known and key not in IDLE and not key.startswith("_") and value is not None:
             raise VerifyError(
                 f"config {shown(key)}: unknown setting, which could change the result: "
                 f"got {shown(value)}, want none; delete it from config.json if it has no effect"

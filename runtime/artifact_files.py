@@ -152,6 +152,8 @@ def _check_files(root: Path, manifest: Manifest) -> None:
                 f"file '{name}' was edited or damaged: got SHA-256 {got[:12]}, want {want[:12]}; "
                 "compile the model again"
             )
+    if not manifest.weights_digest and not (root / manifest.weights_file).exists():
+        raise ArtifactError("has no weights: it was compiled from a configuration without them")
     size = _file(root, manifest.weights_file).stat().st_size
     if size != manifest.weights_bytes:
         raise ArtifactError(

@@ -7,7 +7,6 @@ which needs torch and tvm_ffi only. Equal rows of a body share a case, equal sch
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from tilewright.codegen.body import Body
 from tilewright.codegen.cache import KernelCache, Progress
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.emit.registry import emit
-from tilewright.codegen.pack_gpu import sections
+from tilewright.codegen.pack_gpu import packed_bytes
 from tilewright.codegen.plan import Bucket, Candidate
 from tilewright.codegen.select import Choice
 from tilewright.codegen.source import KernelSource
@@ -121,9 +120,7 @@ def _describe(case: Case, templates: Mapping[str, Any]) -> tuple[dict[str, Any],
         type_ = first.stored_type(name)
         entry: dict[str, Any] = {"kept": name in body.weight or name in body.state}
         if name in packed and isinstance(type_.dtype, BlockFormat):
-            *stack, n, k = (evaluate(d, {}) for d in type_.shape)
-            size = math.prod(stack) * sections(type_.dtype.name, n, k).end
-            entry |= {"dtype": "codes", "shape": [size]}
+            entry |= {"dtype": "codes", "shape": [packed_bytes(type_)]}
         elif str(type_.dtype) == "i32":
             entry |= {"dtype": "i32", "ints": f"{case.key}.{name}"}
             shape = [evaluate(d, dims) for d in type_.shape]

@@ -1,4 +1,4 @@
-"""Values of weights as kernels of a target read them: panels, blocks, words or rows, and stacks."""
+"""Values of weights as kernels of a target read them: panels, blocks, tiles or rows, and stacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.codegen.emit.cpp_types import panel_format
 from tilewright.codegen.pack_ascend import unpack_coded, unpack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, unpack_panels
 from tilewright.codegen.pack_gpu import lies_as_rows, unpack_blocks
-from tilewright.codegen.pack_words import WORD_LAYOUTS, unpack_words
+from tilewright.codegen.pack_tiles import TILE_BITS, unpack_tiles
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate
 from tilewright.graph.types import BlockFormat, ElementType, TensorType
@@ -66,7 +66,7 @@ def _unpack_cpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
 
 
 def _unpack_gpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
-    unpack = unpack_words if dtype.name in WORD_LAYOUTS else unpack_blocks
+    unpack = unpack_tiles if dtype.name in TILE_BITS else unpack_blocks
     return unpack(dtype.name, packed, n, k)
 
 

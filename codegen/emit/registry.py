@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tilewright.codegen.emit import ascendc, cpp, tilelang_ascend, triton
+from tilewright.codegen.emit import ascendc, cpp, cuda, tilelang_ascend, triton
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
@@ -13,6 +13,7 @@ from tilewright.graph.errors import LowerError
 EMITTERS: Mapping[str, Callable[[KernelSpec, KernelTemplate], KernelSource]] = {
     "cpp": cpp.emit,
     "triton": triton.emit,
+    "cuda": cuda.emit,
     "ascendc": ascendc.emit,
     "tilelang_ascend": tilelang_ascend.emit,
 }

@@ -14,6 +14,7 @@ from tilewright.codegen.emit.triton_host import Launch, host_text, launch_table,
 from tilewright.codegen.emit.triton_index import selection
 from tilewright.codegen.emit.triton_latent import latent
 from tilewright.codegen.emit.triton_rows import RowPrinter
+from tilewright.codegen.emit.triton_thin import thin
 from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
@@ -47,4 +48,5 @@ _TEXTS: Mapping[str, Callable[[KernelSpec], Mapping[str, Any]]] = {
     "triton/attend.py.j2": attend,
     "triton/latent.py.j2": latent,
     "triton/select.py.j2": selection,
+    "triton/thin.py.j2": thin,
 }

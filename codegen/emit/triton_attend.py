@@ -28,6 +28,7 @@ from tilewright.graph.scalar import Const
 
 ROW = Index("row", block=False)
 NO_REQUEST = 2147483647
+AHEAD = 16  # chunks
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def attend(spec: KernelSpec) -> Mapping[str, Any]:
         "kv_heads": kv_heads,
         "heads_each": each,
         "tile": tile,
+        "span": schedule["span"],
+        "ahead": AHEAD,
         "num_tokens": to_json(tokens),
         "no_request": NO_REQUEST,
         "group": group,
@@ -108,6 +111,7 @@ def _launches(
         tiles: DimJson = ["ceildiv", count, tile] if tile > 1 else count
         return [Launch("attend", (tiles, kv_heads, 1), warps, stages)], 0
     parts: DimJson = ["mul", count, heads, chunks, 4]
+    spans: DimJson = ["ceildiv", chunks, schedule["span"]]
     work, scratch = workspace_pointers(
         {
             "part_max": ("fp32", parts),
@@ -116,8 +120,8 @@ def _launches(
         }
     )
     return [
-        Launch("parts", (count, kv_heads, chunks), warps, stages, work),
-        Launch("combine", (count, heads, 1), 1, 2, work),
+        Launch("parts", (count, kv_heads, spans), warps, stages, work),
+        Launch("combine", (count, heads, 1), max(1, min(4, width // 32)), 2, work),
     ], scratch
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.emit.triton_coded import CodedRows
 from tilewright.codegen.emit.triton_host import (
     Launch,
     Pointer,
@@ -26,13 +28,14 @@ from tilewright.codegen.emit.triton_route import (
     stacked,
 )
 from tilewright.codegen.emit.triton_rows import RowPrinter
+from tilewright.codegen.emit.triton_stream import stream_launch, stream_texts, tiles_launch
 from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_type
 from tilewright.codegen.emit.triton_weights import matrix_strides
-from tilewright.codegen.numerics import segment_length
-from tilewright.codegen.pack_gpu import block_layout
-from tilewright.codegen.pack_words import ROWS, WORD_LAYOUTS, spans
+from tilewright.codegen.numerics import CODE_ATOMS, segment_length
+from tilewright.codegen.pack_gpu import ROWS, block_layout
+from tilewright.codegen.pack_tiles import TILE_BITS, TILE_ROWS, row_bytes, spans
 from tilewright.codegen.sections import sections_of
-from tilewright.codegen.spec import KernelSpec, Schedule
+from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import DimJson, to_json
 from tilewright.graph.ops import Kind, op_def
@@ -40,7 +43,6 @@ from tilewright.graph.types import BlockFormat, ElementType
 
 IEEE = ', input_precision="ieee"'
 COMBINED = 256  # columns that one program of the second kernel adds
-_DECODERS = {"fp8_e4m3": "tw_fp8_plane", "fp4_e2m1": "tw_fp4_plane"}
 
 
 def contractions(body: Graph) -> list[Node]:
@@ -53,19 +55,29 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     body, schedule, anchors = spec.body, spec.schedule.values, contractions(spec.body)
     value, rows = anchors[0].inputs[0], anchors[0].type.shape[0]
     computed = value in body.node
-    work, scratch = workspace_pointers(workspace_parts(body, spec.numerics.segments, spec.schedule))
+    work, scratch = workspace_pointers(workspace_parts(body, spec.numerics, spec.schedule))
+    work = _with_bytes(work)
     sections, blocks = _sections(spec, anchors)
     split = _split(spec, anchors) if schedule["split"] else None
     launches = _launches(spec, anchors, blocks, sections, work)
     prologue: list[str] = []
+    coded = _coded(spec, anchors)
     if computed:
         sinks = {root_of(body, value): "activation"}
-        printer = RowPrinter(body, ancestors(body, value), rows, sinks, spec.numerics.lanes)
+        printer = RowPrinter(
+            body, ancestors(body, value), rows, sinks, spec.numerics.lanes,
+            coded=None if coded is None else coded["rows"],
+        )  # fmt: skip
         grid = (to_json(rows), printer.programs, 1)
         launches.insert(0, Launch("prologue", grid, schedule["row_warps"], 2, work))
         prologue = printer.text()
+    elif coded is not None:
+        grid = (_source_rows(body, anchors[0]), -(-coded["k"] // 1024), 1)
+        launches.insert(0, Launch("encode", grid, schedule["row_warps"], 2, work))
     k, cast = constant(body.type_of(value).shape[-1]), operand_type(body, anchors)
     return {
+        "coded": coded,
+        "stream": stream_texts(spec, anchors, sections) if schedule.get("stream") else None,
         "parameters": parameters(spec, launches[-1]),
         "prologue_parameters": parameters(spec, launches[0]),
         "prologue": prologue,
@@ -83,20 +95,60 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "segment": segment_length(k, spec.numerics.segments),
         "split": split,
         "sections": sections,
-        "words": any(w["form"] == "words" for s in sections for w in s["walks"]),
+        "tiles": any(w["form"] == "tiles" for s in sections for w in s["walks"]),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
     }
 
 
+def _coded(spec: KernelSpec, anchors: list[Node]) -> Mapping[str, Any] | None:
+    """How rows of activation codes lie, where products are of codes: None where they are not."""
+    if spec.numerics.atom not in CODE_ATOMS:
+        return None
+    body, value = spec.body, anchors[0].inputs[0]
+    type_, weight = body.type_of(value), body.type_of(anchors[0].inputs[1])
+    assert isinstance(type_.dtype, BlockFormat) and isinstance(weight.dtype, BlockFormat)
+    k = constant(type_.shape[-1])
+    # Pairs of fp4 codes are neighbours in the order of k where a unit takes them as they are.
+    paired = spec.numerics.atom == "mx" and TILE_BITS[weight.dtype.name] == 4
+    num_rows = _text(_source_rows(body, anchors[0]))
+    rows = CodedRows("codes", "code_bytes", k, num_rows, paired=paired)
+    return {
+        "atom": spec.numerics.atom,
+        "chunk": spec.numerics.chunk,
+        "k": k,
+        "spans": spans(k),
+        "num_rows": num_rows,
+        "group": type_.dtype.block[1],
+        "paired": paired,
+        "rows": rows,
+    }
+
+
+def _source_rows(body: Graph, anchor: Node) -> DimJson:
+    """Return the rows of the activation: of tokens, or of each of their slots."""
+    tokens, *outer = body.type_of(anchor.inputs[0]).shape[:-1]
+    return ["mul", to_json(tokens), constant(outer[0])] if outer else to_json(tokens)
+
+
+def _with_bytes(work: tuple[Pointer, ...]) -> tuple[Pointer, ...]:
+    """Scales of codes are written as bytes and read as words."""
+    aliases = [replace(p, name="code_bytes", dtype="u8") for p in work if p.name == "code_scales"]
+    return (*work, *aliases)
+
+
 def workspace_parts(
-    body: Graph, segments: int, schedule: Schedule
+    body: Graph, numerics: Numerics, schedule: Schedule
 ) -> Mapping[str, tuple[str, DimJson]]:
     """Return the buffers of a contraction: Triton type of the elements, and bytes."""
     anchors = contractions(body)
     parts: dict[str, tuple[str, DimJson]] = {}
     value, type_ = anchors[0].inputs[0], body.type_of(anchors[0].inputs[0])
-    if value in body.node:
+    if numerics.atom in CODE_ATOMS:
+        rows, width = _source_rows(body, anchors[0]), constant(type_.shape[-1])
+        parts["codes"] = ("fp8e4nv", ["mul", rows, width])
+        parts["code_scales"] = ("i32", ["mul", rows, spans(width) * 4])
+    elif value in body.node:
         dtype, width = _memory_type(type_.dtype), constant(type_.shape[-1])
         size = {"float32": 4}.get(dtype, 2)
         rows = to_json(anchors[0].type.shape[0])
@@ -104,7 +156,7 @@ def workspace_parts(
     parts.update(route_parts(body, anchors[0], schedule.values))
     if schedule.values["split"]:
         columns = sum(constant(a.type.shape[-1]) for a in anchors)
-        parts["parts"] = ("fp32", ["mul", result_rows(anchors[0]), columns * segments * 4])
+        parts["parts"] = ("fp32", ["mul", result_rows(anchors[0]), columns * numerics.segments * 4])
     return parts
 
 
@@ -133,6 +185,16 @@ def _launches(
     """Kernels after the prologue, in order."""
     schedule = spec.schedule.values
     first = anchors[0]
+    if schedule.get("stream"):
+        if spec.numerics.atom not in CODE_ATOMS:
+            value = first.inputs[0]
+            made = [p for p in work if p.name == "activation"]
+            return [tiles_launch(spec, anchors, (made or [Pointer(value, value, "bf16")])[0], work)]
+        found = [stream_launch(spec, anchors, work)]
+        if schedule["split"]:
+            columns = sections[-1]["combine_stop"]
+            found.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
+        return found
     launches = route_launches(spec.body, first, schedule, work)
     split = bool(schedule["split"])
     row_blocks: DimJson = ["ceildiv", to_json(first.type.shape[0]), schedule["bm"]]
@@ -209,7 +271,8 @@ def _walks(spec: KernelSpec, anchors: list[Node], n: int, grouped: bool) -> list
     found: dict[str, dict[str, Any]] = {}
     bn = spec.schedule.values["bn"]
     # Columns past the last panel are not there; those of a group run on into the next group.
-    limit = n if grouped else -(-n // ROWS) * ROWS
+    tall = TILE_ROWS if _tiled(spec, anchors) else ROWS
+    limit = n if grouped else -(-n // tall) * tall
     for anchor in anchors:
         type_ = spec.body.type_of(anchor.inputs[1])
         walk = found.get(str(type_.dtype))
@@ -228,14 +291,14 @@ def _form(spec: KernelSpec, anchor: Node, limit: int) -> Mapping[str, Any]:
     if not isinstance(type_.dtype, BlockFormat):
         return {"form": "plain"}
     name = type_.dtype.name
-    if name in WORD_LAYOUTS:
-        layout = WORD_LAYOUTS[name]
+    if name in TILE_BITS:
+        fine = spec.numerics.atom == "mx" or TILE_BITS[name] == 8
         return {
-            "form": "words",
-            "decode": _DECODERS[name],
-            "planes": len(layout.planes),
-            "spans": spans(name, k),
-            "up": 2.0**layout.down,
+            "form": "tiles",
+            "bits": TILE_BITS[name],
+            "row_bytes": row_bytes(name),
+            "spans": spans(k),
+            "up": 1.0 if fine else 64.0,
         }
     blocks = block_layout(name)
     here = [f"(cols[:, None, None] < {limit})"] if limit else []
@@ -247,6 +310,10 @@ def _form(spec: KernelSpec, anchor: Node, limit: int) -> Mapping[str, Any]:
         "code_bytes": blocks.code_bytes,
         "mask": f", mask={' & '.join(here)}, other=0",
     }
+
+
+def _tiled(spec: KernelSpec, anchors: list[Node]) -> bool:
+    return any(spec.body.type_of(a.inputs[1]).dtype.name in TILE_BITS for a in anchors)
 
 
 def _pointers(spec: KernelSpec, anchor: Node) -> list[Mapping[str, Any]]:

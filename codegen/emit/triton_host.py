@@ -22,6 +22,7 @@ from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.dims import DimJson
 from tilewright.graph.types import U8, BlockFormat
 
+ELEMENT_BYTES = {"fp8e4nv": 1, "bf16": 2}
 _POINTERS = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "uint8": "u8",
 }  # fmt: skip
@@ -38,6 +39,20 @@ class Pointer:
 
 
 @dataclass(frozen=True)
+class Descriptor:
+    """A matrix that a kernel loads by tiles, rows of `cols` elements without gaps, `offset` bytes
+    into tensor argument `tensor`; `box` is rows and columns of a tile, 128 bytes wide."""
+
+    name: str
+    tensor: str
+    dtype: str
+    offset: DimJson
+    rows: DimJson
+    cols: int
+    box: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel of a source: function name, grid in blocks, options, extra pointers."""
 
@@ -46,6 +61,8 @@ class Launch:
     num_warps: int
     num_stages: int = 2
     pointers: tuple[Pointer, ...] = field(default=())
+    descriptors: tuple[Descriptor, ...] = field(default=())
+    registers: int = 0  # at most so many a thread; 0: as many as it takes
 
 
 def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
@@ -62,7 +79,7 @@ def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
 
 
 def parameters(spec: KernelSpec, launch: Launch) -> str:
-    """Return the parameter list of a kernel function."""
+    """Return the parameter list of a kernel function, after its descriptors if it has any."""
     names = [p.name for p in (*pointers(spec), *launch.pointers)]
     return ", ".join([*names, *int_names(spec.body)])
 
@@ -80,9 +97,17 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
             f'        "ints": {list(int_names(spec.body))!r},',
             f'        "num_warps": {launch.num_warps},',
             f'        "num_stages": {launch.num_stages},',
+            *_rare(launch),
             "    },",
         ]
     return "\n".join([*lines, ")"])
+
+
+def _rare(launch: Launch) -> list[str]:
+    """What few launches have."""
+    described = [tuple(vars(d).values()) for d in launch.descriptors]
+    lines = [f'        "descriptors": {described!r},'] if described else []
+    return lines + ([f'        "registers": {launch.registers},'] if launch.registers else [])
 
 
 def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) -> str:
@@ -111,12 +136,15 @@ def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
 def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
     found = (*pointers(spec), *launch.pointers)
     lines = ["  {"]
+    for i, d in enumerate(launch.descriptors):
+        lines += _map_lines(i, d)
     for i, p in enumerate(found):
         offset = cpp_extent(p.offset)
         lines.append(f"    uint64_t p{i} = (uint64_t)(uintptr_t){p.tensor}->data + {offset};")
     ints = int_names(spec.body)
     lines += [f"    int32_t n{i} = (int32_t){name};" for i, name in enumerate(ints)]
-    places = [f"&p{i}" for i in range(len(found))] + [f"&n{i}" for i in range(len(ints))]
+    places = [f"&{part}{i}" for i in range(len(launch.descriptors)) for part in _MAP_PARTS]
+    places += [f"&p{i}" for i in range(len(found))] + [f"&n{i}" for i in range(len(ints))]
     # Triton's kernels take two more pointers, to scratch that these kernels do not use.
     lines += [
         "    uint64_t none = 0;",
@@ -126,6 +154,20 @@ def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
         "  }",
     ]
     return lines
+
+
+_MAP_PARTS = ("map", "map_rows", "map_cols", "map_step", "map_one")  # what a kernel takes of one
+
+
+def _map_lines(i: int, d: Descriptor) -> list[str]:
+    data = f"(uint64_t)(uintptr_t){d.tensor}->data + {cpp_extent(d.offset)}"
+    return [
+        f"    tw_tensor_map map{i};",
+        f"    int32_t map_rows{i} = (int32_t){cpp_extent(d.rows)}, map_cols{i} = {d.cols};",
+        f"    int64_t map_step{i} = {d.cols}, map_one{i} = 1;",
+        f"    TW_TENSOR_MAP(map{i}, {data}, map_rows{i}, {d.cols}, {ELEMENT_BYTES[d.dtype]}, "
+        f"{d.box[0]}, {d.box[1]});",
+    ]
 
 
 def workspace_pointers(

@@ -67,6 +67,7 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
         "sink": sink,
         "scale": print_scalar(Const(float(str(anchor.attr["scale"]))), {}, "triton"),
         "cast": cast,
+        "rounded": spec.numerics.weights == "rounded",
         "precision": ', input_precision="ieee"' if cast == "float32" else "",
         "query": _queries(body, q, anchor, places, cast),
         "epilogue": [epilogue_lines(body, anchor, tokens, place) for place in places],

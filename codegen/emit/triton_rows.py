@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_calls import ROUTINES, Call, Text, evaluations
+from tilewright.codegen.emit.triton_coded import CodedRows, coded_store
 from tilewright.codegen.emit.triton_parts import Part, ancestors_inside, depth, parts_of
 from tilewright.codegen.emit.triton_places import (
     ZERO,
@@ -41,7 +42,8 @@ __all__ = ["RowPrinter", "power_of_two"]
 class RowPrinter:
     """Prints the program that computes some nodes of a body for row `row`.
 
-    `sinks` maps nodes to the pointer their row is stored to. `lanes` bounds the lanes of sums.
+    `sinks` maps nodes to the pointer their row is stored to; with `coded`, codes go there instead.
+    `lanes` bounds the lanes of sums.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class RowPrinter:
         sinks: Mapping[str, str],
         lanes: int,
         row: str = "row",
+        coded: CodedRows | None = None,
     ) -> None:
-        self.body, self.sinks, self.lanes = body, sinks, lanes
+        self.body, self.sinks, self.lanes, self.coded = body, sinks, lanes, coded
         self.row = Index(row, block=False)
         calls = evaluations({**ROUTINES, **self._own_routines()})
         self.values = Values(body, names, rows, self.row, {}, calls)
@@ -120,6 +123,10 @@ class RowPrinter:
         def store(where: Scope, key: tuple[str, ...], value: str) -> None:
             if key in waiting:
                 node, index = waiting.pop(key)
+                if self.coded is not None:
+                    call = Call(self.values, where, node, index, self.row)
+                    where.lines += coded_store(call, self.coded)
+                    return
                 where.lines.append(self._store(node, value, index))
 
         self.values.stores = store

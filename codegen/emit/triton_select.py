@@ -8,7 +8,7 @@ from tilewright.codegen.emit.triton_values import Scope, Values
 from tilewright.graph import Node
 from tilewright.graph.errors import LowerError
 
-_BLOCK = 4096
+_BLOCK = 8192
 _MAX_TOP_K_WIDTH = 16384
 
 
@@ -32,25 +32,26 @@ def _shown(values: Values, scope: Scope, node: Node, outer: int, last: Index) ->
 def _argmax(
     values: Values, top: Scope, node: Node, pointer: str, outer: int, width: int
 ) -> None:
+    """Every lane keeps the first of its largest entries; one comparison of all lanes ends it."""
     block = min(_BLOCK, power_of_two(width))
     scope = top.child()
     scope.lines.append(f"j = base + tl.arange(0, {block})")
     value = _shown(values, scope, node, outer, Index("j", f"j < {width}"))
     scope.lines += [
         f"shown = tl.where(j < {width}, {value}, float('-inf'))",
-        "bad = tl.maximum(bad, tl.max((shown != shown).to(tl.int32), axis=0))",
-        "top = tl.max(shown, axis=0)",
-        f"at = tl.min(tl.where((shown == top) & (j < {width}), j, {width}), axis=0)",
-        "place = tl.where(top > best, at, place)",
-        "best = tl.where(top > best, top, best)",
+        "bad = bad | (shown != shown).to(tl.int32)",
+        "place = tl.where(shown > best, j, place)",
+        "best = tl.where(shown > best, shown, best)",
     ]
     top.lines += [
-        "bad = tl.full([], 0, tl.int32)",
-        "place = tl.full([], 0, tl.int32)",
-        "best = tl.full([], float('-inf'), tl.float32)",
+        f"bad = tl.zeros(({block},), tl.int32)",
+        f"place = tl.zeros(({block},), tl.int32)",
+        f"best = tl.full(({block},), float('-inf'), tl.float32)",
         f"for base in range(0, {width}, {block}):",
         *("    " + line for line in scope.lines),
-        f"tl.store({pointer} + {values.row.text}, tl.where(bad > 0, 0, place))",
+        "top = tl.max(best, axis=0)",
+        f"at = tl.min(tl.where(best == top, place, {width}), axis=0)",
+        f"tl.store({pointer} + {values.row.text}, tl.where(tl.max(bad, axis=0) > 0, 0, at))",
     ]
 
 
@@ -66,13 +67,13 @@ def _top_k(
     j = values.name(scope, "k", f"tl.arange(0, {padded})")
     last = Index(j, f"{j} < {width}" if padded != width else "")
     value = _shown(values, scope, node, outer, last)
-    key, alive = values.name(scope, "key", f"tw_order_key({value})"), f"alive_{j}"
-    result = "at" if node.op == "top_k_indices" else "tw_key_value(top)"
+    key = values.name(scope, "key", f"tw_order_key({value})")
+    alive = f"tl.where({j} < {width}, tw_keyed_place({key}, {j}), tw_no_key())"
+    left = values.name(scope, "left", alive)
+    result = "tw_place_of(top)" if node.op == "top_k_indices" else "tw_key_value(tw_key_of(top))"
     scope.lines += [
-        f"{alive} = {j} < {width}",
         f"for taken in range(0, {k}):",
-        f"    top = tl.max(tl.where({alive}, {key}, -2147483648), axis=0)",
-        f"    at = tl.min(tl.where({alive} & ({key} == top), {j}, {padded}), axis=0)",
+        f"    top = tl.max({left}, axis=0)",
         f"    tl.store({pointer} + {values.row.text} * {k} + taken, {result})",
-        f"    {alive} = {alive} & ({j} != at)",
+        f"    {left} = tl.where({left} == top, tw_no_key(), {left})",
     ]

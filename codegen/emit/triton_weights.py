@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.pack_gpu import block_layout, lies_as_rows, matrix_bytes, sections
-from tilewright.codegen.pack_words import WORD_LAYOUTS, scales_at
+from tilewright.codegen.pack_tiles import TILE_BITS, scales_at
 from tilewright.graph.types import BlockFormat, TensorType
 
-_BYTES = {"u8": 1, "i32": 4, "fp16": 2, "fp32": 4}
+_BYTES = {"u8": 1, "fp8e4nv": 1, "i32": 4, "fp16": 2, "fp32": 4}
 _SCALES = {"<f2": "fp16", "<f4": "fp32"}
 
 
@@ -17,8 +17,9 @@ def packed_sections(name: str, type_: TensorType) -> list[tuple[str, str, int]]:
     format = type_.dtype.name
     if isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype):
         return [(name, "u8", 0)]
-    if format in WORD_LAYOUTS:
-        return [(name, "i32", 0), (f"{name}_d", "i32", scales_at(format, n, k))]
+    if format in TILE_BITS:
+        codes = "fp8e4nv" if TILE_BITS[format] == 8 else "u8"
+        return [(name, codes, 0), (f"{name}_d", "i32", scales_at(format, n, k))]
     layout, places = block_layout(format), sections(format, n, k)
     scale = _SCALES[layout.scale]
     found = [(name, "u8", 0), (f"{name}_d", scale, places.scales)]

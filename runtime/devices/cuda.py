@@ -6,6 +6,7 @@ torch gives memory, streams and graphs; kernels are the artifact's own, launched
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,7 @@ class CudaChip:
         cuda: Any = torch.cuda  # its classes have no types
         self._stream = cuda.Stream(self.device)
         self._copied = cuda.Event()
-        # Graphs run one after the other and keep nothing, so they share what sampling allocates.
-        self._graph_pool = cuda.graph_pool_handle()
+        self._captured: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def staging(self, num_bytes: int) -> torch.Tensor:
         """Return pinned host memory."""
@@ -84,12 +84,16 @@ class CudaChip:
     def capture(self, launch: Callable[[], None]) -> Replay:
         """Record launches as a CUDA graph; return its replay."""
         graph = torch.cuda.CUDAGraph()
+        if not self._captured:  # torch forgets a pool with the last of its graphs
+            # Graphs run one after the other and keep nothing: they share what sampling allocates.
+            self._graph_pool = torch.cuda.graph_pool_handle()
         # Other threads may use the GPU meanwhile, so only this one is watched for illegal calls.
         graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
         try:
             launch()
         finally:
             graph.capture_end()
+        self._captured.add(graph)
         return graph.replay
 
     def timed(self, launches: Sequence[Callable[[], None]]) -> Sequence[float]:

@@ -99,12 +99,14 @@ class GpuSession:
         self._staging_bytes = self._staging.numpy()
 
     def _upload(self, artifact: LoadedArtifact, pool: torch.Tensor) -> None:
-        """Copy the weights from the mapped file to where its offsets say."""
+        """Copy the weights from the mapped file to where its offsets say; what is not there is
+        left to who opened the artifact."""
         for weight in artifact.manifest.weights:
             target = pool[weight.offset : weight.offset + weight.num_bytes]
-            source = artifact.weights[weight.name].reshape(-1).view(np.uint8)
-            target.copy_(as_torch(source, "u8"))
             self._memory["weight", weight.name] = target
+            if weight.name in artifact.weights:
+                source = artifact.weights[weight.name].reshape(-1).view(np.uint8)
+                target.copy_(as_torch(source, "u8"))
 
     def close(self) -> None:
         """Give the memory back."""

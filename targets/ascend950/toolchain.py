@@ -212,7 +212,9 @@ class AscendToolchain:
             texts[name] = (TEMPLATE_ROOT / "ascendc" / name).read_text()
         if self.simulated:
             folder = TEMPLATE_ROOT / "cpp"
-            for name in ("tw_host.h", "tw_pool.h", "tw_host.cpp"):
+            for name in (
+                "tw_arguments.h", "tw_arguments.cpp", "tw_host.h", "tw_pool.h", "tw_host.cpp",
+            ):  # fmt: skip
                 texts[name] = (folder / name).read_text()
             # The content decides whether it is compiled again, so it holds the model's digest.
             digest = hashlib.sha256(model_text().encode()).hexdigest()

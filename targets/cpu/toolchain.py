@@ -13,7 +13,7 @@ from tilewright.codegen.expr import prelude
 from tilewright.codegen.target import FORBIDDEN_FLAGS, Target
 from tilewright.graph.errors import TargetError
 
-HOST_SOURCE = "tw_host.cpp"
+HOST_SOURCES = ("tw_host.cpp", "tw_arguments.cpp")
 ALL_HEADERS, MATH = "tw_all.h", "tw_math.h"
 
 
@@ -61,7 +61,7 @@ class CppToolchain:
     def prepare(self, folder: Path) -> None:
         """Precompile all headers in `folder`; same flags and text, so the same code."""
         # What other headers call from templates comes first.
-        first = ("tw_host.h", MATH)
+        first = ("tw_arguments.h", "tw_host.h", MATH)
         found = {path.name for path in folder.glob("tw_*.h")}
         names = [*first, *sorted(found - {*first})]
         text, work = "".join(f'#include "{name}"\n' for name in names), folder / "prepared"
@@ -90,9 +90,9 @@ class CppToolchain:
         self._run(["-shared", "-o", str(output), *map(str, objects), "-lpthread"], output.stem)
 
     def support_sources(self) -> Mapping[str, str]:
-        """Headers every kernel may include, and the host source, by file name."""
+        """Headers every kernel may include, and the host sources, by file name."""
         folder = TEMPLATE_ROOT / "cpp"
-        files = sorted([*folder.glob("tw_*.h"), folder / HOST_SOURCE])
+        files = sorted([*folder.glob("tw_*.h"), *(folder / name for name in HOST_SOURCES)])
         math = f"#pragma once\n{prelude('cpp')}"
         return {**{path.name: path.read_text() for path in files}, MATH: math}
 

@@ -12,10 +12,11 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+REPORT = "tilewright kernel report: "
 SHARED_BYTES = 227 << 10  # of a block, on every chip of these targets
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
 FORBIDDEN_PTX = (
@@ -60,16 +61,56 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature = {name: f"*{dtype}" for name, _, dtype, _ in launch["pointers"]}
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+    tiled = launch["kernel"].is_gluon()
+    described = launch.get("descriptors", ())
+    signature = {d[0]: descriptor_type(d[2], d[-1], tiled=tiled) for d in described}
+    first = len(signature)
+    signature |= {name: f"*{dtype}" for name, _, dtype, _ in launch["pointers"]}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(first, len(signature))}
     signature |= {name: "i32" for name in launch["ints"]}
-    source = ASTSource(fn=launch["kernel"], signature=signature, constexprs={}, attrs=aligned)
+    language: Any = ASTSource
+    if tiled:
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        language = GluonASTSource
+    source = language(fn=launch["kernel"], signature=signature, constexprs={}, attrs=aligned)
     options = {
         "num_warps": launch["num_warps"],
         "num_stages": launch["num_stages"],
         "enable_fp_fusion": False,
     }
+    if "registers" in launch:
+        options["maxnreg"] = launch["registers"]
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def descriptor_type(dtype: str, box: tuple[int, int], *, tiled: bool) -> str:
+    """Return the type of a descriptor argument; a kernel that names its layouts needs that of the
+    tiles too."""
+    shape = f"{dtype}[{box[0]}, {box[1]}]"
+    if not tiled:
+        return f"tensordesc<{shape}>"
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    bits = 8 if dtype.startswith("fp8") else 16
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
+    return f"tensordesc<{shape},{layout!r}>"
+
+
+def check_descriptors(name: str, launch: Mapping[str, Any], metadata: Any) -> None:
+    """The host describes matrices as the kernel expects them; raise ValueError where not."""
+    found = getattr(metadata, "tensordesc_meta", None) or []
+    for described, meta in zip(launch.get("descriptors", ()), found, strict=True):
+        if meta["swizzle"] != 3 or tuple(meta["block_size"]) != tuple(described[-1]):
+            raise ValueError(
+                f"'{name}': tiles of '{described[0]}' are not what the host describes: got {meta}"
+            )
+
+
+def threads_of(made: Any) -> int:
+    """Threads of a block, those of specialised warps included."""
+    found = re.search(r"\.reqntid (\d+)", made.asm["ptx"])
+    return int(found[1]) if found else int(made.metadata.num_warps) * 32
 
 
 def build(path: Path, capability: int) -> dict[str, Any]:
@@ -90,23 +131,39 @@ def build(path: Path, capability: int) -> dict[str, Any]:
             )
         if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
             raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
+        check_descriptors(f"{path.stem}.{name}", launch, made.metadata)
         cubin = path.with_name(f"{path.stem}.{name}.cubin")
         cubin.write_bytes(made.asm["cubin"])
         cubin.with_suffix(".ptx").write_text(made.asm["ptx"])
-        threads, shared = made.metadata.num_warps * 32, made.metadata.shared
+        threads, shared = threads_of(made), made.metadata.shared
         host.append(
             f'TW_CUBIN({name}, "{cubin}", "{made.metadata.name}", {threads}, {shared});'
         )
-        report.append(
-            {"kernel": name, "threads": threads, "shared_bytes": shared, **usage(cubin)}
-        )
-    text = "\n".join(host) + "\n" + module.HOST
+        report.append({
+            "source": path.stem, "kernel": name, "threads": threads, "shared_bytes": shared,
+            "tensor_memory_columns": getattr(made.metadata, "tmem_size", 0) or 0, **usage(cubin),
+        })  # fmt: skip
+    text = "\n".join([*host, kept_report(report), module.HOST])
     # Symbols of an object must not meet those of another.
     text = text.replace("TW_CUBIN(", f"TW_CUBIN({path.stem}_").replace(
         "TW_LAUNCH(", f"TW_LAUNCH({path.stem}_"
     )
     path.with_suffix(".host.cpp").write_text(text)
     return {"kernels": report}
+
+
+def kept_report(report: Sequence[Mapping[str, Any]]) -> str:
+    """Return the C++ that keeps a report in the object, where `read_report` finds it."""
+    text = json.dumps(REPORT + json.dumps(report))
+    return f"__attribute__((used)) static const char tw_report[] = {text};"
+
+
+def read_report(binary: bytes) -> list[dict[str, Any]]:
+    """Return the reports that an object or a library keeps; empty where it keeps none."""
+    found: list[dict[str, Any]] = []
+    for part in binary.split(REPORT.encode())[1:]:
+        found += json.loads(part.partition(b"\0")[0])
+    return found
 
 
 def usage(cubin: Path) -> dict[str, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
+from tilewright.codegen.numerics import CODE_ATOMS
 from tilewright.codegen.pack_gpu import refuses_format
-from tilewright.codegen.pack_words import WORD_LAYOUTS
+from tilewright.codegen.pack_tiles import SPAN, TILE_BITS
 from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
@@ -46,6 +47,7 @@ def _refuses_stack(body: Graph, node: Node, anchors: list[Node]) -> str | None:
 
 
 _LED_ROWS = 256
+_FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 # Rows, columns, values of k of a tile; warps; stages of its loads.
 _Tile = tuple[int, int, int, int, int]
 
@@ -63,7 +65,11 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         slots, matrices = int(first.type.shape[1]), int(body.type_of(first.inputs[1]).shape[0])
         meets = -(-rows * slots // matrices)
     few = meets <= _few_up_to(body, anchors)
-    ordered = _tiles(body, anchors, numerics.segments, meets, few=few)
+    if first.op == "expert_linear":
+        few = few and rows * slots <= _FEW_SLOTS
+    ordered = _tiles(body, anchors, numerics, meets, few=few)
+    streamed = _streams(body, anchors, numerics, rows)
+    least = 0 if numerics.atom in CODE_ATOMS else 256
     found = [
         Schedule.of(
             bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
@@ -72,7 +78,74 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
         for split, listed in _forms(first, numerics, rows, few=few, plain=_plain(body, anchors))
         for bm, bn, bk, warps, stages in ordered
     ]
-    return tuple(dict.fromkeys(found))
+    lead = 3 if rows >= least else 0
+    return tuple(dict.fromkeys([*streamed[:lead], *found[:8], *streamed[lead:], *found[8:]]))
+
+
+# Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.
+_STREAMS = ((128, 128, 6), (64, 256, 5), (128, 128, 4), (64, 256, 3))
+
+
+def _streams(
+    body: Graph, anchors: list[Node], numerics: Numerics, rows: int
+) -> list[Schedule]:
+    """Tiles that the copy engine brings, for rows of fp8 codes and weights with a scale for 32 rows
+    of a whole number of spans. Segments lie beside each other."""
+    formats = _formats(body, anchors)
+    if not formats:
+        return _plain_streams(body, anchors, numerics)
+    k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
+    fits = (
+        numerics.atom == "wgmma_e4m3"
+        and k % SPAN == 0
+        and all(n.op == "linear" for n in anchors)
+        and all(f.name == "fp8_e4m3" and f.block[0] % 32 == 0 for f in formats)
+    )
+    if not fits:
+        return []
+    alone = len(sections_of(body, anchors)) == len(anchors)
+    # Two products in turn leave no registers to go through segments one after the other.
+    beside = not alone or (numerics.segments > 1 and numerics.chunk == SPAN)
+    splits = [1] if beside else [0] if numerics.segments == 1 else [1, 0] if rows <= 64 else [0]
+    tiles = sorted(_STREAMS, key=lambda tile: tile[0] == 128) if rows <= 64 else _STREAMS
+    few = [
+        Schedule.of(bm=bm, bn=64, bk=SPAN, warps=4, stages=stages, row_warps=4, split=splits[0],
+                    listed=0, stream=2)
+        for bm, stages in ((8, 4), (16, 4), (8, 6))
+        if rows <= bm
+    ]  # fmt: skip
+    return few + [
+        Schedule.of(bm=bm, bn=bn, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
+                    listed=0, stream=1)
+        for split in splits
+        for bm, bn, stages in tiles
+        if split or numerics.segments == 1 or stages < 5  # sums of segments take memory of stages
+    ]  # fmt: skip
+
+
+_PLAIN_STREAMS = ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 8, 4))
+_PAIR_STREAMS = ((128, 128, 64, 8, 4), (128, 64, 64, 4, 4), (128, 128, 64, 8, 3))
+
+
+def _plain_streams(body: Graph, anchors: list[Node], numerics: Numerics) -> list[Schedule]:
+    """The same of bf16 rows and weights, of sums that are not cut and meet in one epilogue."""
+    types = [body.type_of(i) for n in anchors for i in n.inputs[:2]]
+    fits = (
+        numerics.segments == 1
+        and all(t.dtype.name == "bf16" and int(t.shape[-1]) % 8 == 0 for t in types)
+        and all(n.op == "linear" for n in anchors)
+        and len(sections_of(body, anchors)) == 1
+        and len(anchors) <= 2
+    )
+    # On their way out fp32 results of a wide tile take as much memory as its stages.
+    narrow = len(anchors) > 1 or any(body.type_of(v).dtype.name == "f32" for _, v in body.outputs)
+    tiles = _PAIR_STREAMS if narrow else _PLAIN_STREAMS
+    return [
+        Schedule.of(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=0,
+                    listed=0, stream=1)
+        for bm, bn, bk, warps, stages in tiles
+        if fits
+    ]  # fmt: skip
 
 
 def _forms(
@@ -102,34 +175,40 @@ def _plain(body: Graph, anchors: list[Node]) -> bool:
 
 
 def _few_up_to(body: Graph, anchors: list[Node]) -> int:
-    integer = any(f.name not in WORD_LAYOUTS for f in _formats(body, anchors))
+    integer = any(f.name not in TILE_BITS for f in _formats(body, anchors))
     return 128 if integer else 32
 
 
 def _tiles(
-    body: Graph, anchors: list[Node], segments: int, meets: int, *, few: bool
+    body: Graph, anchors: list[Node], numerics: Numerics, meets: int, *, few: bool
 ) -> list[_Tile]:
     """Tiles for that many rows first, then the others."""
     formats = _formats(body, anchors)
     if _plain(body, anchors):
         return _FP32
-    if any(f.name not in WORD_LAYOUTS for f in formats):
+    if any(f.name not in TILE_BITS for f in formats):
         return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
-        narrow, many = _FEW_WORDS, _MANY_WORDS
-        if len(sections_of(body, anchors)) < len(anchors):
-            many = _MANY_PAIRS if segments == 1 else _MANY_PAIRS[:-3]
-            narrow = [tile for tile in narrow if tile[1] <= 16 * tile[3]]
-        if len(formats) < len(anchors):  # rows are the left operand of plain values: 16 or more
-            narrow = [tile for tile in narrow if tile[0] >= 16]
-        # To decode a tile's weights takes as long as to multiply them with some 32 rows.
-        return sorted([*narrow, *many], key=lambda tile: -(-meets // tile[0]) * (32 + tile[0]))
+        least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
+        met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
+        tiles = [
+            (bm, bn, bk, warps, stages)
+            for bm, bn, bk, warps, stages in _TILES
+            if bm >= least and met * bm * bn <= _SUMS * warps * 32
+        ]
+        return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
+    whole = _FEW_WHOLE if numerics.segments == 1 else []
     if few:
-        return [*_FEW, *_MANY]
+        return [*whole, *_FEW, *_MANY]
+    if meets <= 64:
+        return [*([(64, 32, 128, 4, 5), (64, 64, 128, 4, 4)] if whole else []), *_MANY, *_FEW]
     # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
     return [*([(128, 128, 64, 8, 3)] if meets >= 256 else []), *_MANY, *_FEW]
 
 
+# Without segments few columns a block fill the chip, with long steps: measured on an H200 at 4,096
+# columns and more.
+_FEW_WHOLE: list[_Tile] = [(16, 16, 256, 1, 4), (16, 16, 256, 2, 4), (16, 32, 128, 4, 5)]
 _FEW: list[_Tile] = [
     (16, bn, bk, warps, stages)
     for bk, stages in ((128, 4), (256, 3), (64, 5))
@@ -151,29 +230,15 @@ _FEW_CODES: list[_Tile] = [
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
 ]  # fmt: skip
-# Steps are spans, whatever `bk` says, of words that are dealt out in order. Narrow tiles of one or
-# two warps meet the matrix instruction of warps, which keeps them waiting less than that of groups.
-_FEW_WORDS: list[_Tile] = [
+_SUMS = 64  # of products that meet, a thread: more leave no registers for the products themselves
+# Steps are spans, whatever `bk` says. With 64 columns or more, on four warps or eight, float
+# codes meet the matrix instruction of groups of warps in every schedule.
+_TILES: list[_Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
-        (8, 32, 2, 5), (8, 64, 2, 4), (8, 16, 1, 5), (8, 64, 4, 4), (8, 128, 8, 3),
-        (16, 32, 2, 5), (16, 64, 2, 4), (16, 64, 4, 4), (16, 16, 1, 5), (16, 128, 4, 3),
-    )
-]  # fmt: skip
-_MANY_WORDS: list[_Tile] = [
-    (bm, bn, 128, warps, stages)
-    for bm, bn, warps, stages in (
-        (128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (64, 64, 8, 3),
-        (64, 64, 4, 2), (32, 64, 4, 3), (32, 128, 4, 3),
-    )
-]  # fmt: skip
-# Sums of two weights are more than registers hold of wide tiles (or of 32 columns a
-# warp), and with sums of segments beside them more than they hold of the last three.
-_MANY_PAIRS: list[_Tile] = [
-    (bm, bn, 128, warps, stages)
-    for bm, bn, warps, stages in (
-        (64, 64, 8, 2), (32, 64, 4, 3), (32, 128, 8, 2), (32, 64, 4, 2), (64, 128, 8, 2),
-        (64, 64, 4, 2), (128, 64, 8, 2), (32, 128, 4, 2),
+        (8, 64, 4, 4), (8, 128, 4, 3), (8, 64, 4, 3), (8, 128, 8, 3), (16, 64, 4, 4),
+        (16, 128, 4, 3), (32, 64, 4, 3), (32, 128, 8, 3), (64, 64, 4, 3), (64, 128, 8, 3),
+        (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2),
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.
@@ -188,7 +253,7 @@ def contract_scratch(
     body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
 ) -> int:
     """Bytes of the rows a prologue makes, the lists of routed rows, and the sums of segments."""
-    parts = workspace_parts(body, numerics.segments, schedule)
+    parts = workspace_parts(body, numerics, schedule)
     sizes = [evaluate(from_json(size), bounds) for _, size in parts.values()]
     return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
 

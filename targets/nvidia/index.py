@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.codegen.emit.cuda_index import WIDTH, index_parts
 from tilewright.codegen.emit.triton_index import selection_parts, streams_of
 from tilewright.codegen.emit.triton_paged import product_type
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.graph import Graph
-from tilewright.graph.dims import evaluate, symbols_of
+from tilewright.graph.dims import DimJson, evaluate, symbols_of
+from tilewright.graph.types import element_type
 from tilewright.targets.nvidia.latent import SECTION, refused_row
 
 MOST_CHOSEN = 4096
+MOST_SLAB = 128  # tokens whose scores are kept at once
+MXFP4_ROWS = element_type("fp4_e2m1[g=32,axis=1,scale=ue8m0]")
 _MOST_HEADS, _TILES = 128, (128, 256)
 _KEYS_A_WARP = 1024  # of a full buffer, held in registers while it is cut
 
@@ -37,6 +41,52 @@ def accepts_select(body: Graph) -> str | None:
     if len(node.inputs) > 6 and symbols_of(body.type_of(node.inputs[6]).shape[1:]):
         return "the count of candidate blocks is symbolic"
     return None
+
+
+def accepts_hopper(body: Graph) -> str | None:
+    """Return why the kernels for Hopper's matrix cores cannot express a body, or None."""
+    if reason := accepts_select(body):
+        return reason
+    (node,) = body.nodes
+    q, w, keys = (body.type_of(i) for i in node.inputs[:3])
+    if q.shape[1] not in (32, 64) or q.shape[2] != WIDTH:
+        return f"{q.shape[1]} heads of {q.shape[2]}: want 32 or 64 heads of {WIDTH}"
+    if keys.dtype != MXFP4_ROWS:
+        return f"keys are {keys.dtype}, want {MXFP4_ROWS}"
+    if product_type([q.dtype, keys.dtype]) != "bfloat16":
+        return f"queries are {q.dtype}, want bf16"
+    if w.dtype.name not in ("f32", "bf16"):
+        return f"weights are {w.dtype}, want f32 or bf16"
+    return None
+
+
+def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+    """Few tokens are scored in short spans; the workspace holds the scores of one slab."""
+    slab = 4
+    while slab < min(rows, MOST_SLAB):
+        slab *= 2
+    spans = (256,) if rows <= 16 else (1024,) if rows <= 64 else (4096,)
+    return tuple(Schedule.of(slab=slab, span=span) for span in spans)
+
+
+def hopper_scratch(
+    body: Graph, numerics: Numerics, schedule: Schedule, bounds: Mapping[str, int]
+) -> int:
+    """Keys of a slab's scores, and its lists of candidates."""
+    (node,) = body.nodes
+    listed = int(body.type_of(node.inputs[6]).shape[1]) if len(node.inputs) > 6 else 0
+    limit = (
+        listed * int(str(node.attr["block_size"]))
+        if listed
+        else evaluate(body.type_of(node.inputs[5]).shape[1], bounds)
+        * int(body.type_of(node.inputs[2]).shape[1])
+    )
+    parts = index_parts(node, schedule, limit, listed).values()
+    return sum(-(-_number(size) // SECTION) * SECTION for _, size in parts)
+
+
+def _number(size: DimJson) -> int:
+    return int(size[1]) * int(size[2]) if isinstance(size, list) else int(size)
 
 
 def select_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:

@@ -4,16 +4,25 @@ contract.py has those of contractions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+from tilewright.codegen.emit.cpp import row_extent
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
-from tilewright.graph.dims import evaluate
+from tilewright.graph.dims import evaluate, symbols_of
 from tilewright.graph.ops import Kind, op_def
+from tilewright.targets.nvidia import index
 from tilewright.targets.nvidia.contract import SECTION
 from tilewright.targets.nvidia.index import accepts_select, select_schedules, select_scratch
-from tilewright.targets.nvidia.latent import accepts_latent, latent_schedules, latent_scratch
+from tilewright.targets.nvidia.latent import (
+    accepts_hopper,
+    accepts_latent,
+    hopper_schedules,
+    latent_schedules,
+    latent_scratch,
+)
 
 
 def _anchors(body: Graph, kind: Kind) -> list[Node]:
@@ -30,8 +39,26 @@ def accepts_row(body: Graph) -> str | None:
     return None
 
 
+_NARROW, _WIDE = 256, 16384  # elements of a row
+
+
 def row_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
-    return tuple(Schedule.of(warps=w) for w in (4, 2, 8, 1))
+    """Wide rows want many warps: the code of each is shorter, and few rows run it once."""
+    widest = _widest(body)
+    order = (8, 16, 4, 32)
+    if widest < _WIDE:
+        order = (4, 8, 2, 1) if widest > _NARROW else (2, 1, 4, 8)
+    return tuple(Schedule.of(warps=w) for w in order)
+
+
+def _widest(body: Graph) -> int:
+    """The most elements that a value of a body has in one row."""
+    rows, found = row_extent(body), 1
+    for value in (*body.node, *(i.name for i in body.inputs)):
+        shape = body.type_of(value).shape
+        if shape and shape[0] == rows and not symbols_of(list(shape[1:])):
+            found = max(found, math.prod(int(d) for d in shape[1:]))
+    return found
 
 
 def _up(num_bytes: int) -> int:
@@ -64,14 +91,23 @@ def attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     (node,) = _anchors(body, Kind.ATTEND)
     each = int(node.type.shape[1]) // int(body.type_of(node.inputs[1]).shape[1])
     tile = max(1, _TILE_ROWS // each)
-    forms = [(1, 1), (0, 1)] if rows <= 16 else [(0, 1)]
+    cache = body.type_of(node.inputs[1])
+    row_bytes = int(cache.shape[3]) * (4 if cache.dtype.name == "f32" else 2)
     if rows > 256:
-        forms = [(0, tile), (0, 1)]
+        forms = [(0, tile, 1), (0, 1, 1)]
+    elif rows > 64:
+        forms = [(0, 1, 1)]
+    elif rows > 16:
+        forms = [(0, 1, 1), (1, 1, 8)]
+    elif rows > 4:
+        forms = [(1, 1, 8), (1, 1, 4), (0, 1, 1)]
+    else:
+        forms = [(1, 1, 1), (1, 1, 2), (0, 1, 1)]
     return tuple(
         dict.fromkeys(
-            Schedule.of(split=split, tile=tile, warps=warps, stages=stages)
-            for split, tile in forms
-            for stages in (2, 1, 3)
+            Schedule.of(split=split, tile=tile, span=span, warps=warps, stages=stages)
+            for stages in ((2, 1, 3) if rows <= 4 or row_bytes > 256 else (3, 2, 1))
+            for split, tile, span in forms
             for warps in (4, 8, 2)
         )
     )
@@ -103,7 +139,14 @@ ATTEND = KernelTemplate(
 LATENT = KernelTemplate(
     "latent", "attend", "triton/latent.py.j2", accepts_latent, latent_schedules, latent_scratch
 )
+LATENT_HOPPER = KernelTemplate(
+    "latent_hopper", "attend", "cuda/latent.cu.j2", accepts_hopper, hopper_schedules, latent_scratch
+)
 SELECT = KernelTemplate(
     "select", "select", "triton/select.py.j2", accepts_select, select_schedules, select_scratch
 )
+SELECT_HOPPER = KernelTemplate(
+    "select_hopper", "select", "cuda/select.cu.j2",
+    index.accepts_hopper, index.hopper_schedules, index.hopper_scratch,
+)  # fmt: skip
 ROW = KernelTemplate("row", "row", "triton/row.py.j2", accepts_row, row_schedules, no_scratch)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.codegen.emit.cuda_latent import HEADS, WIDTH, row_format
 from tilewright.codegen.emit.triton_paged import product_type
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, symbols_of
 from tilewright.graph.ops import Kind, op_def
-from tilewright.graph.types import BlockFormat, ElementType
+from tilewright.graph.types import BF16, BlockFormat, ElementType
 
 LATENT_OPS = ("attend_window", "attend_compressed", "attend_selected")
 SECTION = 256  # alignment of buffers in the workspace
@@ -53,6 +54,36 @@ def accepts_latent(body: Graph) -> str | None:
     if len(node.inputs) > 8 and symbols_of(body.type_of(node.inputs[8]).shape[1:]):
         return "the count of selected entries is symbolic"
     return None
+
+
+def accepts_hopper(body: Graph) -> str | None:
+    """Return why the kernel for Hopper's matrix cores cannot express a body, or None."""
+    node = anchor(body)
+    if node.op not in LATENT_OPS:
+        return f"'{node.op}' has keys and values of its own"
+    states = [body.type_of(i) for i in (node.inputs[1], *node.inputs[6:7])]
+    _, heads, width = body.type_of(node.inputs[0]).shape
+    if int(width) != WIDTH or int(heads) % HEADS:
+        return f"{heads} heads of {width}: want multiples of {HEADS} heads of {WIDTH}"
+    for state in states:
+        if row_format(state.dtype) is None:
+            return f"row format {state.dtype} is unknown"
+    casts = [n for n in body.nodes if n.name != node.name]
+    narrowed = [(n.op, n.inputs, n.type.dtype) for n in casts] == [("cast", (node.name,), BF16)]
+    if not narrowed or [v for _, v in body.outputs] != [casts[0].name]:
+        return "more than a cast to bf16 follows"
+    if node.inputs[0] in body.node or body.type_of(node.inputs[0]).dtype != BF16:
+        return "queries are not bf16 in memory"
+    if len(node.inputs) > 8 and symbols_of(body.type_of(node.inputs[8]).shape[1:]):
+        return "the count of selected entries is symbolic"
+    return None
+
+
+def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+    """Few tokens are split over blocks of so many chunks; many fill the chip with a block each."""
+    blocks = rows * int(anchor(body).type.shape[1]) // HEADS
+    forms = (1, 2, 0) if blocks <= 4 else (2, 1, 0) if blocks <= 16 else (0, 2, 1)
+    return tuple(Schedule.of(split=split) for split in (forms if blocks <= 64 else (0,)))
 
 
 def latent_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:

@@ -6,6 +6,9 @@ from tilewright.codegen.target import KernelTemplate, Target
 from tilewright.graph.errors import TargetError
 
 FULL_COLUMNS = 32768  # 512 programs of 64 columns on about 140 cores
+# Wide tiles of bf16 values have no registers for sums of segments beside those of the whole: from
+# 4,096 columns on there is one segment. Products of codes keep them in shared memory.
+FULL_CODE_COLUMNS, FULL_VALUE_COLUMNS = 32767, 8191
 
 
 def nvidia_target(
@@ -27,6 +30,7 @@ def nvidia_target(
         attend_chunk=128,
         attend_chunks=(64, 128, 256),
         latent_chunk=64,
+        latent_weights="rounded",
         scale_order="dequantise",
         peak_flops=peak_flops,
         peak_bandwidth=peak_bandwidth,
@@ -34,8 +38,11 @@ def nvidia_target(
         kernels=kernels,
         invariance="unproven",
         atom="mma",
+        code_atom="wgmma_e4m3" if capability == 90 else "mx",
         tuned="sm90",  # SM100 could not be measured: it takes the order of SM90
         full_columns=FULL_COLUMNS,
+        full_code_columns=FULL_CODE_COLUMNS,
+        full_value_columns=FULL_VALUE_COLUMNS,
     )
 
 

@@ -1,4 +1,5 @@
-"""Triton sources to one library: cubins by Triton in processes of their own, the host side by g++.
+"""Triton and CUDA sources to one library: cubins by Triton in processes of their own and by nvcc,
+the host side by g++.
 
 A GPU is needed neither to build nor to load, and the library needs neither Triton nor CUDA's
 toolkit where it runs: the driver only.
@@ -23,6 +24,8 @@ from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
 from tilewright.codegen.expr import prelude
 from tilewright.codegen.target import Target
 from tilewright.graph.errors import TargetError
+from tilewright.targets.nvidia.build import read_report
+from tilewright.targets.nvidia.build_cuda import build_cuda, find_nvcc, nvcc_version
 
 HOST_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-w")
 
@@ -104,13 +107,13 @@ class NvidiaToolchain:
                 f"target '{self.target.name}': Triton is not installed: want triton 3.7 or later"
             ) from None
         host = self._run(["--version"], "version").splitlines()[0]
-        return f"triton {triton}; {host}"
+        return f"triton {triton}; {nvcc_version(self._nvcc)}; {host}"
 
     def compile(self, source: Path, output: Path) -> None:
-        """Compile one source to an object: Triton first if it is one of its sources."""
-        if source.suffix == ".py":
-            report = self._triton(source)
-            self.reports[source.stem] = report["kernels"]
+        """Compile one source to an object: its kernels first, then the host function."""
+        if source.suffix in (".py", ".cu"):
+            build = self._triton if source.suffix == ".py" else self._cuda
+            self.reports[source.stem] = build(source)["kernels"]
             source = source.with_suffix(".host.cpp")
         import tvm_ffi.libinfo
 
@@ -132,17 +135,41 @@ class NvidiaToolchain:
             self._idle.append(process)
         return report
 
+    def _cuda(self, source: Path) -> Mapping[str, Any]:
+        return build_cuda(self.nvcc, source, self.capability)
+
+    @cached_property
+    def _nvcc(self) -> str | None:
+        return find_nvcc()
+
+    @property
+    def nvcc(self) -> str:
+        """CUDA's compiler; raises TargetError where there is none."""
+        if self._nvcc is None:
+            raise TargetError(
+                f"target '{self.target.name}': nvcc not found; install CUDA's toolkit 12.4 or "
+                "later, or name its folder in CUDA_HOME"
+            )
+        return self._nvcc
+
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link a shared library; the names of TVM-FFI are found in the process that loads it."""
         arguments = ["-shared", "-o", str(output), *map(str, objects), "-ldl", "-lpthread"]
         self._run(arguments, output.stem)
 
+    def spilled_bytes(self, compiled: Path) -> int:
+        """Return the most bytes that a thread of a kernel in an object keeps outside registers."""
+        parts = read_report(compiled.read_bytes())
+        return max((int(part.get("spilled_bytes", 0)) for part in parts), default=0)
+
     def support_sources(self) -> Mapping[str, str]:
         """Modules that every kernel may import, and the host sources, by file name."""
         texts = {p.name: p.read_text() for p in sorted((TEMPLATE_ROOT / "cuda").glob("tw_*"))}
+        for name in ("tw_arguments.h", "tw_arguments.cpp"):
+            texts[name] = (TEMPLATE_ROOT / "cpp" / name).read_text()
         for path in sorted((TEMPLATE_ROOT / "triton").glob("tw_*.triton")):
             texts[f"{path.stem}.py"] = path.read_text()
-        return {**texts, "tw_math.py": prelude("triton")}
+        return {**texts, "tw_math.py": prelude("triton"), "tw_math.cuh": prelude("cuda")}
 
     def _run(self, arguments: Sequence[str], what: str) -> str:
         done = subprocess.run(

@@ -2,5 +2,6 @@
 
 from tilewright.targets.nvidia.contract import CONTRACT
 from tilewright.targets.nvidia.kernels import ATTEND, LATENT, ROW, SELECT
+from tilewright.targets.nvidia.thin import THIN, unless_thin
 
-KERNELS = (CONTRACT, ATTEND, LATENT, SELECT, ROW)
+KERNELS = (unless_thin(CONTRACT), ATTEND, LATENT, SELECT, ROW, THIN)

@@ -1,6 +1,16 @@
 """Kernel table of the chip: templates in order of preference."""
 
 from tilewright.targets.nvidia.contract import CONTRACT
-from tilewright.targets.nvidia.kernels import ATTEND, LATENT, ROW, SELECT
+from tilewright.targets.nvidia.kernels import (
+    ATTEND,
+    LATENT,
+    LATENT_HOPPER,
+    ROW,
+    SELECT,
+    SELECT_HOPPER,
+)
+from tilewright.targets.nvidia.thin import THIN, unless_thin
 
-KERNELS = (CONTRACT, ATTEND, LATENT, SELECT, ROW)
+KERNELS = (
+    unless_thin(CONTRACT), ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW, THIN,
+)  # fmt: skip

@@ -12,7 +12,8 @@
 //     q8_0   32 k:  half d[16], uint32 word[8][16]
 //                   k = 8 j + w of column c is byte j of word[w][c], stored as code + 128
 //     q8s16  16 k:  float d[16], uint32 word[4][16], bytes as in q8_0 with k = 4 j + w
-//     fp8    32 k:  ue8m0 d[16], e4m3 code[32][16]
+//     fp8    32 k:  ue8m0 d[16], uint32 word[8][16]
+//                   k = 4 j + w of column c is the e4m3 in byte w of word[j][c]
 //     fp4    32 k:  ue8m0 d[16], uint16 quad[8][16]
 //                   k = 4 j + w of column c is an e2m1 in quad[j][place(c)], in nibble 0, 2, 1, 3 for w = 0 .. 3,
 //                   where place swaps columns 4 .. 7 with 8 .. 11: as byte tables unpack them on AVX2
@@ -23,7 +24,7 @@
 //
 // Every format has: GROUP = SUBS * WORDS values of k, visited j-major; `open` reads the scales of a group,
 // `next` moves them from sub j to j + 1, `weight` dequantises 16 values of one k, `code` gives
-// code / prescale(j) exactly for the factored order.
+// code / (PART_SCALE * prescale(j)) exactly for the factored order.
 #pragma once
 #include "tw_vec.h"
 
@@ -47,6 +48,7 @@ template <int BYTES>
 struct plain_format {
   static constexpr int GROUP = 1, SUBS = 1, WORDS = 1, GROUP_BYTES = BYTES * 16;
   static constexpr bool HAS_MIN = false, HAS_SCALE = false;
+  static constexpr float PART_SCALE = 1.0f;
   static TW_INLINE scales open(const uint8_t*) { return {zero(), zero()}; }
   static TW_INLINE void next(scales&, int) {}
   static TW_INLINE float prescale(int) { return 1.0f; }
@@ -76,6 +78,7 @@ struct bf16 : plain_format<2> {
 struct q4_1 {
   static constexpr int GROUP = 32, SUBS = 8, WORDS = 4, GROUP_BYTES = 320;
   static constexpr bool HAS_MIN = true, HAS_SCALE = true;
+  static constexpr float PART_SCALE = 1.0f;
   static TW_INLINE scales open(const uint8_t* group) {
     return {load_f16((const uint16_t*)group), load_f16((const uint16_t*)group + 16)};
   }
@@ -98,6 +101,7 @@ struct byte_format {
   static constexpr int GROUP = 4 * WORDS_, SUBS = 4, WORDS = WORDS_;
   static constexpr int GROUP_BYTES = 16 * SCALE_BYTES + 64 * WORDS;
   static constexpr bool HAS_MIN = false, HAS_SCALE = true;
+  static constexpr float PART_SCALE = 1.0f;
   static TW_INLINE scales open(const uint8_t* group) {
     const v16 d = SCALE_BYTES == 2 ? load_f16((const uint16_t*)group) : load((const float*)group);
     return {d, mul(d, set1(-128.0f))};
@@ -121,24 +125,29 @@ struct byte_format {
 struct q8_0 : byte_format<8, 2> {};
 struct q8s16 : byte_format<4, 4> {};
 
-// Exponents of e4m3 are rebiased as halves, hence the 256; scales are powers of two.
+// Codes are exact multiples of E4M3_UNIT, which the rows make up for in part: rows in full would overflow.
+// Exact for activations of 2^-61 to 2^63; scales are powers of two.
 struct fp8 {
   static constexpr int GROUP = 32, SUBS = 8, WORDS = 4, GROUP_BYTES = 528;
   static constexpr bool HAS_MIN = false, HAS_SCALE = true;
+  static constexpr float PART_SCALE = 1.0f / E4M3_UNIT / E4M3_ROWS;
   static TW_INLINE scales open(const uint8_t* group) { return {load_e8m0(group), zero()}; }
   static TW_INLINE void next(scales&, int) {}
-  static TW_INLINE float prescale(int) { return 256.0f; }
+  static TW_INLINE float prescale(int) { return E4M3_ROWS; }
   static TW_INLINE v16 code(const uint8_t* group, int j, int w) {
-    return load_e4m3_256th(group + 16 + 64 * j + 16 * w);
+    const uint8_t* words = group + 16 + 64 * j;
+    if (w % 2 == 0) return w == 0 ? load_e4m3<0>(words) : load_e4m3<2>(words);
+    return w == 1 ? load_e4m3<1>(words) : load_e4m3<3>(words);
   }
   static TW_INLINE v16 weight(const uint8_t* group, const scales& s, int j, int w) {
-    return mul(mul(code(group, j, w), set1(256.0f)), s.d);
+    return mul(mul(code(group, j, w), set1(1.0f / E4M3_UNIT)), s.d);
   }
 };
 
 struct fp4 {
   static constexpr int GROUP = 32, SUBS = 16, WORDS = 2, GROUP_BYTES = 272;
   static constexpr bool HAS_MIN = false, HAS_SCALE = true;
+  static constexpr float PART_SCALE = 1.0f;
   static TW_INLINE scales open(const uint8_t* group) { return {load_e8m0(group), zero()}; }
   static TW_INLINE void next(scales&, int) {}
   static TW_INLINE float prescale(int) { return 1.0f; }
@@ -227,7 +236,7 @@ static inline void tw_row_q8s16(const uint8_t* packed, int64_t n, int64_t K, flo
 static inline void tw_row_fp8(const uint8_t* packed, int64_t n, int64_t K, float* out) {
   for (int64_t k = 0; k < K; ++k) {
     const uint8_t* group = tw::row_group<tw::fp8>(packed, n, K, k / 32);
-    out[k] = tw::f32_from_e4m3(group[16 + k % 32 * 16 + n % 16]) * tw::f32_from_e8m0(group[n % 16]);
+    out[k] = tw::f32_from_e4m3(group[16 + k % 32 / 4 * 64 + n % 16 * 4 + k % 4]) * tw::f32_from_e8m0(group[n % 16]);
   }
 }
 

@@ -5,6 +5,7 @@
 //   ORDER dequantise   w = value(code); acc = fma(a, w, acc) for k ascending, from acc = +0
 //   ORDER factored     per group s = fma(a * prescale, code / prescale, s) from +0 for k ascending;
 //                      acc = fma(d, s, acc); with a minimum also acc = fma(m, sum_a, acc)
+//                      (a format may keep s / PART_SCALE in place of s)
 // (prescale is a power of two; sum_a is the in-order sum of the group's activations, from +0).
 #pragma once
 #include "tw_contract_formats.h"
@@ -13,34 +14,47 @@ namespace tw {
 
 enum order { DEQUANTISE = 0, FACTORED = 1 };
 
+template <class W>
+static TW_INLINE v16 whole_part(v16 part) {
+  return W::PART_SCALE == 1.0f ? part : mul(part, set1(W::PART_SCALE));
+}
+
 // Rows of one tile. `a` holds the activations (times prescale where the order is factored), `sums` the
 // group sums of the plain activations (factored order of a format with a minimum only).
 template <int R>
 struct row_tile { const float* a[R]; const float* sums[R]; };
 
-// Touch the group that is read PREFETCH bytes later, in the order in which P panels at a time are walked.
+// Where the group lies that is read PREFETCH bytes later, in the order in which P panels at a time are walked.
 template <class W, int P, int PREFETCH, int64_t K>
-static TW_INLINE void prefetch_groups(const uint8_t* const (&panel)[P], int64_t offset) {
+static TW_INLINE int64_t prefetch_offset(int64_t offset) {
   constexpr int64_t ahead = ceil_div(PREFETCH, P * W::GROUP_BYTES) * W::GROUP_BYTES;
-  if (PREFETCH == 0) return;
-  int64_t target = offset + ahead;
-  if (target >= panel_bytes<W>(K)) target += (P - 1) * panel_bytes<W>(K);
-  TW_UNROLL(4)
-  for (int p = 0; p < P; ++p)
-    TW_UNROLL(9)
-    for (int line = 0; line < W::GROUP_BYTES; line += 64) prefetch(panel[p] + target + line);
+  const int64_t target = offset + ahead;
+  return target >= panel_bytes<W>(K) ? target + (P - 1) * panel_bytes<W>(K) : target;
+}
+
+// Touch the lines of a later group while sub j of the one at hand is decoded. Many touched at once would wait
+// for each other, and the loads behind them; a few are best out of the way.
+template <class W>
+static TW_INLINE void prefetch_sub(const uint8_t* group, int j) {
+  constexpr int LINES = ceil_div(W::GROUP_BYTES, 64), STEPS = LINES > 5 ? W::SUBS : 1;
+  const int end = j + 1 < STEPS ? (j + 1) * LINES / STEPS : LINES;
+  TW_UNROLL(5)
+  for (int line = j * LINES / STEPS; line < end; ++line) prefetch(group + line * 64);
 }
 
 // One group of P panels, decoded in registers. The panels are interleaved per k, so that 2 P R chains of
 // multiply-adds hide each other's latency.
-template <class W, int R, int P>
-static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t offset, const row_tile<R>& rows,
-                                       int64_t k, v16 (&acc)[R][P]) {
+template <class W, int R, int P, int PREFETCH>
+static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t offset, int64_t later,
+                                       const row_tile<R>& rows, int64_t k, v16 (&acc)[R][P]) {
   scales s[P];
   TW_UNROLL(4)
   for (int p = 0; p < P; ++p) s[p] = W::open(panel[p] + offset);
   TW_UNROLL(16)
   for (int j = 0; j < W::SUBS; ++j) {
+    if constexpr (PREFETCH > 0)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) prefetch_sub<W>(panel[p] + later, j);
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w) {
       TW_UNROLL(4)
@@ -56,16 +70,19 @@ static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t
   }
 }
 
-template <class W, int R, int P>
-static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t offset, const row_tile<R>& rows,
-                                     int64_t k, v16 (&acc)[R][P]) {
+template <class W, int R, int P, int PREFETCH>
+static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t offset, int64_t later,
+                                     const row_tile<R>& rows, int64_t k, v16 (&acc)[R][P]) {
   v16 part[R][P];
   TW_UNROLL(6)
   for (int r = 0; r < R; ++r)
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) part[r][p] = zero();
   TW_UNROLL(16)
-  for (int j = 0; j < W::SUBS; ++j)
+  for (int j = 0; j < W::SUBS; ++j) {
+    if constexpr (PREFETCH > 0)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) prefetch_sub<W>(panel[p] + later, j);
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w)
       TW_UNROLL(4)
@@ -75,12 +92,13 @@ static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t o
         for (int r = 0; r < R; ++r)
           part[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, part[r][p]);
       }
+  }
   TW_UNROLL(4)
   for (int p = 0; p < P; ++p) {
     const scales s = W::open(panel[p] + offset);
     TW_UNROLL(6)
     for (int r = 0; r < R; ++r) {
-      acc[r][p] = fma(s.d, part[r][p], acc[r][p]);
+      acc[r][p] = fma(s.d, whole_part<W>(part[r][p]), acc[r][p]);
       if (W::HAS_MIN) acc[r][p] = fma(s.m, set1(rows.sums[r][k / W::GROUP]), acc[r][p]);
     }
   }
@@ -95,15 +113,15 @@ static TW_INLINE void stream_range(const uint8_t* const (&panel)[P], const row_t
   for (; k + STEP * W::GROUP <= k1; k += STEP * W::GROUP) {
     TW_UNROLL(8)
     for (int i = 0; i < STEP; ++i, offset += W::GROUP_BYTES) {
-      prefetch_groups<W, P, PREFETCH, K>(panel, offset);
+      const int64_t later = prefetch_offset<W, P, PREFETCH, K>(offset);
       if (ORDER == FACTORED && W::HAS_SCALE)
-        factored_group<W, R, P>(panel, offset, rows, k + i, acc);
+        factored_group<W, R, P, PREFETCH>(panel, offset, later, rows, k + i, acc);
       else
-        dequantise_group<W, R, P>(panel, offset, rows, k + i, acc);
+        dequantise_group<W, R, P, PREFETCH>(panel, offset, later, rows, k + i, acc);
     }
   }
   if constexpr (STEP > 1)
-    for (; k < k1; ++k, offset += W::GROUP_BYTES) dequantise_group<W, R, P>(panel, offset, rows, k, acc);
+    for (; k < k1; ++k, offset += W::GROUP_BYTES) dequantise_group<W, R, P, 0>(panel, offset, 0, rows, k, acc);
 }
 
 // The GEMV form: out[(r * P + p) * 16 ..] for all of K, in SEGMENTS equal parts added in order.
@@ -224,7 +242,7 @@ static TW_NOINLINE void slab_factored(const float* value, const float* scale, co
         const float* s = scale + (p * (K_BLOCK / W::GROUP) + g) * 32;
         float* out = acc + (r * P + p) * 16;
         v16 total = first && g == 0 ? zero() : load(out);
-        total = fma(load(s), part[r][p], total);
+        total = fma(load(s), whole_part<W>(part[r][p]), total);
         if (W::HAS_MIN) total = fma(load(s + 16), set1(rows.sums[r][k0 / W::GROUP + g]), total);
         store(out, total);
       }

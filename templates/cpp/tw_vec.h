@@ -14,7 +14,8 @@
 //   load_u32 -> u16        16 words for bit fields: bits_f32(x, m) is (x & m) as floats and
 //                          top_f32(x, s) is (x >> s) as floats; both integers must be below 2^31
 //   load_e8m0              16 bytes b as 2^(b - 127); b is not 255
-//   load_e4m3_256th        16 bytes of e4m3 as value / 256, exact; none is a NaN
+//   load_e4m3<w>           byte w of 16 words, an e4m3, as value * E4M3_UNIT, exact; none is a NaN; calls for
+//                          w and w + 2 share work
 //   load_e2m1<w>           codes of k = 0 .. 3 of 16 columns in 32 bytes, k = w: see `fp4` in
 //                          tw_contract_formats.h; calls for 0 and 1, 2 and 3 share work
 //   sum, max_lane          over lanes by the fixed tree 8 + 8, 4 + 4, 2 + 2, 1 + 1
@@ -123,11 +124,15 @@ static TW_INLINE v16 load_e8m0(const uint8_t* p) {
   const __m512i bits = _mm512_slli_epi32(wide, 23);
   return {_mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(1 << 22)))};
 }
-// An e4m3 shifted left by 7 is a half whose exponent bias is 15 instead of 7.
-static TW_INLINE v16 load_e4m3_256th(const uint8_t* p) {
-  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
-  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
-  return {_mm512_cvtph_ps(half)};
+// An e4m3 in the place of a half's sign, exponent and mantissa: the exponent's bias is 15 instead of 7.
+// Halves, because an fp32 subnormal costs Intel's cores a hundred cycles.
+constexpr float E4M3_UNIT = 1.0f / 256.0f, E4M3_ROWS = 256.0f;
+template <int W>
+static TW_INLINE v16 load_e4m3(const uint8_t* p) {
+  const __m512i words = _mm512_loadu_si512(p);
+  const __m512i placed = W == 3 ? words : _mm512_slli_epi32(words, 24 - 8 * W);
+  const __m512i half = _mm512_and_si512(_mm512_srai_epi32(placed, 17), _mm512_set1_epi32(0xbf80));
+  return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(half))};
 }
 template <int W>
 static TW_INLINE v16 load_e2m1(const uint8_t* p) {
@@ -207,12 +212,18 @@ static TW_INLINE __m256 widen_e8m0(const uint8_t* p) {
   return _mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(1 << 22)));
 }
 static TW_INLINE v16 load_e8m0(const uint8_t* p) { return {widen_e8m0(p), widen_e8m0(p + 8)}; }
-// An e4m3 shifted left by 7 is a half whose exponent bias is 15 instead of 7.
-static TW_INLINE v16 load_e4m3_256th(const uint8_t* p) {
-  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
-  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
-  return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+// An e4m3 in the place of an fp32's sign, low exponent and mantissa: the exponent's bias is 127 instead of 7,
+// and its subnormals are subnormal here too. As halves they would have to be converted, at half the speed.
+constexpr float E4M3_UNIT = 0x1p-120f, E4M3_ROWS = 0x1p64f;
+template <int W>
+static TW_INLINE __m256 widen_e4m3(const uint8_t* p) {
+  const __m256i words = _mm256_loadu_si256((const __m256i*)p);
+  const __m256i pair = _mm256_srai_epi16(W % 2 ? words : _mm256_slli_epi16(words, 8), 4);
+  const __m256i placed = W / 2 ? pair : _mm256_slli_epi32(pair, 16);
+  return _mm256_castsi256_ps(_mm256_and_si256(placed, _mm256_set1_epi32((int)0x87f00000u)));
 }
+template <int W>
+static TW_INLINE v16 load_e4m3(const uint8_t* p) { return {widen_e4m3<W>(p), widen_e4m3<W>(p + 32)}; }
 // Byte tables give both bytes of a code as bf16; unpacked, one 32-bit lane holds two values.
 template <int W>
 static TW_INLINE v16 load_e2m1(const uint8_t* p) {
@@ -312,17 +323,17 @@ static TW_INLINE v16 load_e8m0(const uint8_t* p) {
       vshlq_n_u32(vmovl_u16(i % 2 ? vget_high_u16(half[i / 2]) : vget_low_u16(half[i / 2])), 23),
       vdupq_n_u32(1u << 22))))
 }
-// An e4m3 shifted left by 7 is a half whose exponent bias is 15 instead of 7.
-static TW_INLINE v16 load_e4m3_256th(const uint8_t* p) {
-  const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
-  const uint16x8_t wide[2] = {vreinterpretq_u16_s16(vmovl_s8(vget_low_s8(bytes))),
-                              vreinterpretq_u16_s16(vmovl_s8(vget_high_s8(bytes)))};
-  const uint16x8_t keep = vdupq_n_u16(0xbfff);
-  const uint16x8_t half[2] = {vandq_u16(vshlq_n_u16(wide[0], 7), keep),
-                              vandq_u16(vshlq_n_u16(wide[1], 7), keep)};
-  TW_EACH(v16, vcvt_f32_f16(vreinterpret_f16_u16(i % 2 ? vget_high_u16(half[i / 2])
-                                                       : vget_low_u16(half[i / 2]))))
+// An e4m3 in the place of a half's sign, exponent and mantissa: the exponent's bias is 15 instead of 7.
+constexpr float E4M3_UNIT = 1.0f / 256.0f, E4M3_ROWS = 256.0f;
+template <int W>
+static TW_INLINE float32x4_t widen_e4m3(const uint8_t* p) {
+  const int32x4_t words = vreinterpretq_s32_u8(vld1q_u8(p));
+  const int32x4_t placed = vshlq_s32(words, vdupq_n_s32(24 - 8 * W));
+  const uint16x4_t half = vand_u16(vreinterpret_u16_s16(vshrn_n_s32(vshrq_n_s32(placed, 1), 16)), vdup_n_u16(0xbf80));
+  return vcvt_f32_f16(vreinterpret_f16_u16(half));
 }
+template <int W>
+static TW_INLINE v16 load_e4m3(const uint8_t* p) { TW_EACH(v16, widen_e4m3<W>(p + 16 * i)) }
 // Byte tables give both bytes of a code as bf16; zipped, one 32-bit lane holds two values.
 template <int W>
 static TW_INLINE v16 load_e2m1(const uint8_t* p) {

@@ -1,13 +1,14 @@
-// The fixed host part of every CUDA artifact: argument checks, the driver, launches.
+// The fixed host part of every CUDA artifact: the driver, launches.
 #include "tw_cuda.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <tvm/ffi/extra/c_env_api.h>
+
+extern const int tw_device_type = kDLCUDA;
 
 namespace {
 
@@ -31,6 +32,8 @@ struct Driver {
   Result (*set_attribute)(void*, int, int);
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void*, void**, void**);
+  Result (*encode_tiled)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*,
+                         const unsigned*, const unsigned*, int, int, int, int);
   Result (*error_string)(Result, const char**);
 };
 
@@ -64,6 +67,7 @@ void open_driver() {
   find(&driver.get_function, "cuModuleGetFunction");
   find(&driver.set_attribute, "cuFuncSetAttribute");
   find(&driver.launch, "cuLaunchKernel");
+  find(&driver.encode_tiled, "cuTensorMapEncodeTiled");
   find(&driver.error_string, "cuGetErrorString");
   if (driver.error[0] == 0 && driver.init(0) != 0) {
     snprintf(driver.error, sizeof driver.error, "no CUDA device: the driver cannot be initialised");
@@ -96,12 +100,14 @@ bool load(const char* kernel, tw_image* image, int device_id) {
   return ok;
 }
 
-bool prepare(const char* kernel, tw_image* image, int device_id) {
+bool opened(const char* kernel) {
   pthread_once(&driver_once, open_driver);
-  if (driver.error[0] != 0) {
-    tw_fail(kernel, "%s", driver.error);
-    return false;
-  }
+  if (driver.error[0] != 0) tw_fail(kernel, "%s", driver.error);
+  return driver.error[0] == 0;
+}
+
+bool prepare(const char* kernel, tw_image* image, int device_id) {
+  if (!opened(kernel)) return false;
   if (device_id < 0 || device_id >= TW_MAX_DEVICES) {
     tw_fail(kernel, "device: got %d, want 0 to %d", device_id, TW_MAX_DEVICES - 1);
     return false;
@@ -112,65 +118,20 @@ bool prepare(const char* kernel, tw_image* image, int device_id) {
   return ok;
 }
 
-struct Flaw {
-  const char* what;  // null: none
-  char got[32], want[32];
-};
-
-void name_type(char* text, int code, int bits, int lanes) {
-  const char* prefix = code == kDLInt      ? "i"
-                       : code == kDLUInt   ? "u"
-                       : code == kDLFloat  ? "f"
-                       : code == kDLBfloat ? "bf"
-                                           : "other";
-  snprintf(text, 32, lanes == 1 ? "%s%d" : "%s%dx%d", prefix, bits, lanes);
-}
-
-bool differs(Flaw* flaw, const char* what, int64_t got, int64_t want) {
-  if (got == want) return false;
-  flaw->what = what;
-  snprintf(flaw->got, 32, "%lld", (long long)got);
-  snprintf(flaw->want, 32, "%lld", (long long)want);
-  return true;
-}
-
-void find_flaw(const DLTensor* t, int code, int bits, int ndim, Flaw* flaw) {
-  if (t->dtype.code != code || t->dtype.bits != bits || t->dtype.lanes != 1) {
-    flaw->what = "element type";
-    name_type(flaw->got, t->dtype.code, t->dtype.bits, t->dtype.lanes);
-    name_type(flaw->want, code, bits, 1);
-    return;
-  }
-  if (differs(flaw, "number of axes", t->ndim, ndim)) return;
-  if (differs(flaw, "device type", t->device.device_type, kDLCUDA)) return;
-  int64_t count = 1;
-  for (int axis = ndim - 1; axis >= 0; --axis) {
-    bool strided = t->strides != nullptr && t->shape[axis] > 1;
-    if (strided && differs(flaw, "stride", t->strides[axis], count)) return;
-    count *= t->shape[axis];
-  }
-  if (count == 0) return;
-  if (differs(flaw, "byte offset", int64_t(t->byte_offset), 0)) return;
-  if (differs(flaw, "data address modulo 64", int64_t(uintptr_t(t->data) % 64), 0)) return;
-  differs(flaw, "data is not null", t->data != nullptr, 1);
-}
-
 }  // namespace
 
-int tw_fail(const char* kernel, const char* format, ...) {
-  char text[448];
-  int used = snprintf(text, 128, "kernel '%s': ", kernel);
-  va_list values;
-  va_start(values, format);
-  vsnprintf(text + (used < 127 ? used : 127), 320, format, values);
-  va_end(values);
-  // By hand: TVMFFIErrorSetRaisedFromCStr also walks the stack, which takes seconds under torch.
-  TVMFFIByteArray kind = {"ValueError", 10}, message = {text, strlen(text)}, backtrace = {"", 0};
-  TVMFFIObjectHandle error = nullptr;
-  if (TVMFFIErrorCreate(&kind, &message, &backtrace, &error) != 0) return -1;
-  TVMFFIErrorSetRaised(error);
-  TVMFFIObjectDecRef(error);
-  return -1;
+bool tw_map_rows(const char* kernel, tw_tensor_map* map, uint64_t data, int64_t rows, int64_t cols,
+                 int element_bytes, int box_rows, int box_cols) {
+  if (rows <= 0) return true;
+  if (!opened(kernel)) return false;
+  // In the driver's numbers: bytes or bf16; no interleave, swizzle of 128 bytes, zeros outside.
+  const int type = element_bytes == 1 ? 0 : 9, interleave = 0, swizzle = 3, promotion = 2, fill = 0;
+  const uint64_t extents[] = {uint64_t(cols), uint64_t(rows)};
+  const uint64_t strides[] = {uint64_t(cols * element_bytes)};
+  const unsigned box[] = {unsigned(box_cols), unsigned(box_rows)}, steps[] = {1, 1};
+  return !fails(kernel, "tensor map",
+                driver.encode_tiled(map->bytes, type, 2, reinterpret_cast<void*>(data), extents,
+                                    strides, box, steps, interleave, swizzle, promotion, fill));
 }
 
 bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid, void** parameters,
@@ -194,70 +155,4 @@ bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid, void** 
                 driver.launch(function, unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2]),
                               image->threads, 1, 1, image->shared_bytes, stream, parameters,
                               nullptr));
-}
-
-bool tw_check_count(const char* kernel, int32_t got, int32_t want) {
-  if (got != want) tw_fail(kernel, "number of arguments: got %d, want %d", got, want);
-  return got == want;
-}
-
-const DLTensor* tw_check_tensor(const char* kernel, const TVMFFIAny* args, int index,
-                                const char* name, int code, int bits, int ndim) {
-  const TVMFFIAny& arg = args[index];
-  const DLTensor* tensor = nullptr;
-  if (arg.type_index == kTVMFFIDLTensorPtr) tensor = static_cast<const DLTensor*>(arg.v_ptr);
-  if (arg.type_index == kTVMFFITensor) {  // an object: its DLTensor follows the header
-    tensor = reinterpret_cast<const DLTensor*>(reinterpret_cast<char*>(arg.v_obj) +
-                                               sizeof(TVMFFIObject));
-  }
-  if (tensor == nullptr) {
-    tw_fail(kernel, "argument %d '%s': got type index %d, want a tensor", index, name,
-            arg.type_index);
-    return nullptr;
-  }
-  Flaw flaw = {};
-  find_flaw(tensor, code, bits, ndim, &flaw);
-  if (flaw.what == nullptr) return tensor;
-  tw_fail(kernel, "argument %d '%s': %s: got %s, want %s", index, name, flaw.what, flaw.got,
-          flaw.want);
-  return nullptr;
-}
-
-bool tw_check_extent(const char* kernel, const DLTensor* tensor, const char* name, int axis,
-                     int64_t want) {
-  int64_t got = axis < tensor->ndim ? tensor->shape[axis] : -1;
-  if (got == want) return true;
-  tw_fail(kernel, "tensor '%s': extent of axis %d: got %lld, want %lld", name, axis, (long long)got,
-          (long long)want);
-  return false;
-}
-
-bool tw_check_least(const char* kernel, const DLTensor* tensor, const char* name, int64_t want) {
-  if (tensor->shape[0] >= want) return true;
-  tw_fail(kernel, "tensor '%s': got %lld bytes, want at least %lld", name,
-          (long long)tensor->shape[0], (long long)want);
-  return false;
-}
-
-bool tw_check_device(const char* kernel, const DLTensor* tensor, const char* name,
-                     const DLTensor* other) {
-  if (tensor->device.device_id == other->device.device_id) return true;
-  tw_fail(kernel, "tensor '%s': device: got %d, want %d", name, tensor->device.device_id,
-          other->device.device_id);
-  return false;
-}
-
-bool tw_check_int(const char* kernel, const TVMFFIAny* args, int index, const char* name,
-                  int64_t lower, int64_t upper, int64_t* value) {
-  const TVMFFIAny& arg = args[index];
-  if (arg.type_index != kTVMFFIInt) {
-    tw_fail(kernel, "argument %d '%s': got type index %d, want an int", index, name,
-            arg.type_index);
-    return false;
-  }
-  *value = arg.v_int64;
-  if (*value >= lower && *value <= upper) return true;
-  tw_fail(kernel, "argument %d '%s': got %lld, want %lld to %lld", index, name, (long long)*value,
-          (long long)lower, (long long)upper);
-  return false;
 }

@@ -63,6 +63,24 @@ def test_planted_violations_in_triton_are_refused(line: str, found: str, why: st
     assert str(caught.value) == f"kernel 'row_1': forbidden text '{found}' in line 3: {why}"
 
 
+PLANTED_CUDA = [
+    ("atomicAdd(y + i, x);", "atomicAdd", ATOMIC),
+    ('asm volatile("red.global.add.f32 [%0], %1;" :: "l"(y), "f"(x));', "red.", ATOMIC),
+    ('asm("mov.b32 %0, %1;" : "=r"(y) : "r"(x));', "asm",
+     "what it computes cannot be checked here: use the functions of tw_hopper"),
+    ("y = __expf(x);", "__expf(", "an approximation has the chip's own bits"),
+    ("y = rsqrtf(x);", "rsqrtf(", "an approximation has the chip's own bits"),
+    ("y = clock64();", "clock64(", "a kernel depends on its arguments alone"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "found", "why"), PLANTED_CUDA)
+def test_planted_violations_in_cuda_are_refused(line: str, found: str, why: str) -> None:
+    with pytest.raises(LowerError) as caught:
+        KernelSource("row_1", "cuda", f"// first\nvoid f() {{\n{line}\n}}\n")
+    assert str(caught.value) == f"kernel 'row_1': forbidden text '{found}' in line 3: {why}"
+
+
 def test_comments_in_triton_may_say_anything() -> None:
     KernelSource("row_1", "triton", "x = 7 // 2  # no tl.atomic_add here\n")
 

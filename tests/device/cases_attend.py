@@ -24,9 +24,11 @@ from tilewright.graph.types import BlockFormat
 
 Latent, Index = latent_cases.Problem, index_cases.Problem
 SPANS = [(0, 3), (137, 6), (9, 1), (700, 5), (300, 1)]
-ROWS_TIMED, CONTEXTS = (1, 16, 64, 128, 256), (8192, 65536)
-BOUNDS = {"cache_blocks": 512, "tokens": 256}  # of the steps that are run, for their workspace
-FLASH = {"heads": 64, "width": 512, "window": 128, "per_page": 128, "selected": 512}
+ROWS_TIMED, CONTEXTS = (1, 4, 32, 128, 148, 256, 512), (8192, 65536)
+INDEX_ROWS = (1, 32, 128)
+BOUNDS = {"cache_blocks": 512, "tokens": 512}  # of the steps that are run, for their workspace
+FLASH = {"heads": 64, "width": 512, "window": 128, "per_page": 128, "selected": 512,
+         "scaled": False}  # fmt: skip
 LATENT: Mapping[str, latent_cases.Problem] = {
     "window": Latent("attend_window", heads=7, width=40, window=133),
     "compressed": Latent("attend_compressed", heads=20, width=72, window=100, ratio=2,
@@ -39,6 +41,12 @@ LATENT: Mapping[str, latent_cases.Problem] = {
                  selected=140),
     "v4.1": Latent(heads=64, width=512, window=128, window_format="fp8", entry_format="nvfp4",
                    selected=300, ratio=1),
+    "v4 plain": Latent(heads=64, width=512, window=128, window_format="v4", entry_format="v4",
+                       selected=140, scaled=False),
+    "v4.1 plain": Latent(heads=128, width=512, window=100, window_format="fp8",
+                         entry_format="nvfp4", selected=300, ratio=1, scaled=False),
+    "compressed plain": Latent("attend_compressed", heads=64, width=512, window=128, ratio=2,
+                               window_format="v4", entry_format="v4", scaled=False),
     "bf16": Latent(heads=40, width=512, window=128, window_format="bf16", entry_format="bf16",
                    selected=130),
 }  # fmt: skip
@@ -49,6 +57,8 @@ INDEX: Mapping[str, index_cases.Problem] = {
                     k=100, blocks=20, block_size=8),
     "within": Index("select_within", heads=24, key_format="mxfp4", query=MXFP4, blocks=30, k=70,
                     block_size=8),
+    "within plain": Index("select_within", heads=32, width=128, key_format="mxfp4", query=MXFP4,
+                          blocks=30, k=70, block_size=8),
     "many": Index("select_with_blocks", heads=64, width=128, key_format="mxfp4", query=MXFP4,
                   k=512, blocks=60, block_size=8),
 }  # fmt: skip
@@ -58,6 +68,10 @@ TIMED: Mapping[str, Any] = {
                             entry_format="nvfp4", ratio=1),
     "V4 selected": Latent(**FLASH, entries_per_page=32, ratio=4, window_format="v4",
                           entry_format="v4"),
+    "V4 selected 1024": Latent(**{**FLASH, "selected": 1024}, entries_per_page=32, ratio=4,
+                               window_format="v4", entry_format="v4"),
+    "V4-Pro selected": Latent(**{**FLASH, "selected": 1024, "heads": 128}, entries_per_page=32,
+                              ratio=4, window_format="v4", entry_format="v4"),
     "V4 compressed": Latent("attend_compressed", **FLASH, entries_per_page=1, ratio=128,
                             window_format="v4", entry_format="v4"),
     "bf16 selected": Latent(**FLASH, entries_per_page=128, window_format="bf16",
@@ -137,7 +151,8 @@ def _facts(p: Any, spec: KernelSpec) -> dict[str, Any]:
             packed = isinstance(kind, BlockFormat)
             rows[field] = kind.row_bytes(p.width) if packed else p.width * int(kind.bits) // 8
     return {
-        "rows": ROWS_TIMED, "contexts": CONTEXTS, "bounds": BOUNDS,
+        "rows": ROWS_TIMED if is_latent else INDEX_ROWS, "bounds": BOUNDS,
+        "contexts": CONTEXTS if not is_latent or "ratio" in p.attrs else CONTEXTS[:1],
         "roles": {i.name: binding[i.name] for i in spec.body.inputs},
         "paged": {
             "op": p.op, "ratio": p.ratio, "per_page": per_page, "heads": p.heads, "width": p.width,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ def contract_cases(target: Any, count: int = 16) -> Iterator[DeviceCase]:
 def _checked() -> dict[str, Graph]:
     found = {
         f"linear {stored} k{k}": linear([(stored, 200), (stored, 200), (stored, 72)], k, gated=True)
-        for stored, k in (("fp8", 288), ("fp8_128", 2176), ("fp4", 2336), ("bf16", 2100),
-                          ("q4_1", 2080), ("q8_0", 2048))
+        for stored, k in (("fp8", 384), ("fp8", 2080), ("fp8_128", 2176), ("fp4", 2336),
+                          ("bf16", 2100), ("q4_1", 2080), ("q8_0", 2048))
     }  # fmt: skip
     mixed = [("fp8", 40), ("bf16", 24), ("fp4", 200)]
     found["linear mixed"] = linear(mixed, 2080)
@@ -71,7 +72,10 @@ def _timed() -> dict[str, Graph]:
         "wo_b": linear([("fp8", HIDDEN)], 8192),
         "shared w1, w3": linear([("fp8", WIDTH), ("fp8", WIDTH)], HIDDEN, gated=True),
         "shared w2": linear([("fp8", HIDDEN)], WIDTH),
-        "hyper": linear([("f32", 24)], 4 * HIDDEN),
+        "engram": linear([("fp8", 25600)], 6144),
+        "7168 x 4096": linear([("fp8", 7168)], 4096),
+        "7168 x 4096, scales of 128": linear([("fp8_128", 7168)], 4096),
+        "4096 x 4096": linear([("bf16", 4096)], 4096),
         "gate": linear([("bf16", EXPERTS)], HIDDEN),
         "experts w1, w3": experts(
             "fp4", n=WIDTH, k=HIDDEN, shared=True, gated=True, count=EXPERTS, slots=SLOTS
@@ -83,18 +87,19 @@ def _timed() -> dict[str, Graph]:
 
 
 def _specs(graph: Graph, target: Any, count: int) -> list[KernelSpec]:
-    """Schedules for few rows and for many, those that come first and every few of the rest."""
+    """Schedules for few rows and for many in turn, those that come first and some of the rest."""
     body = only_body(graph)
     template = next(t for t in target.kernels if t.kind == "contract")
     reason = template.accepts(body.graph)
     assert reason is None, reason
     numerics = derive("contract", body.graph, target)
-    chosen: list[Any] = []
-    for rows in (1, 512):
+    lists = []
+    for rows in (512, 1):
         found = template.schedules(body.graph, numerics, rows)
         first, rest = found[: count // 4], found[count // 4 :]
         step = max(1, len(rest) // max(1, count // 4))
-        chosen += [*first, *rest[::step][: count // 4]]
+        lists.append([*first, *rest[::step][: count // 4]])
+    chosen = [s for pair in zip_longest(*lists) for s in pair if s is not None]
     return [
         KernelSpec("contract", body.graph, template.name, numerics, s, body.buffers)
         for s in dict.fromkeys(chosen)
@@ -135,6 +140,9 @@ def _facts(spec: KernelSpec) -> dict[str, Any]:
     facts: dict[str, Any] = {"flops_per_row": flops, "weights": [w.name for w in body.weights]}
     if found is not None:
         facts["ids"] = {found[0]: found[1]}
+    elif all(n.op == "linear" for n in anchors):
+        k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
+        facts["peer"] = (sum(_columns(spec, n.name) for n in anchors), k)
     return facts
 
 

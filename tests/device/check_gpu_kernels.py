@@ -267,6 +267,27 @@ def rates(case: Any, us: float, rows: int) -> dict[str, float]:
     return {"gbs": round(touched / us / 1e3), "tflops": round(tflops, 1)}
 
 
+def peer_times(case: Any, rows: int) -> dict[str, float]:
+    """Microseconds of torch's products of the same extents: bf16, and fp8 without block scales."""
+    if "peer" not in case:
+        return {}
+    n, k = case["peer"]
+    count = max(1, min(8, -(-L2_BYTES // (n * k))))
+    x = torch.randn(rows, k, device=DEVICE)
+    weights = [torch.randn(n, k, device=DEVICE) for _ in range(count)]
+    wide, x16 = [w.bfloat16() for w in weights], x.bfloat16()
+    found = {"bf16": timed(lambda i: torch.mm(x16, wide[i % count].T))}
+    if rows % 16 == 0:
+        codes, x8 = [w.to(torch.float8_e4m3fn) for w in weights], x.to(torch.float8_e4m3fn)
+        one = torch.ones((), device=DEVICE)
+        found["fp8"] = timed(
+            lambda i: torch._scaled_mm(
+                x8, codes[i % count].T, one, one, out_dtype=torch.bfloat16
+            )
+        )
+    return {name: round(us, 2) for name, us in found.items()}
+
+
 def main(folder: Path, results: Path | None) -> None:
     start = time.time()
     module = tvm_ffi.load_module(str(folder / "kernels.so"))
@@ -290,20 +311,22 @@ def main(folder: Path, results: Path | None) -> None:
                     context = 4096 if rows <= 64 else 256
                     times = time_case(module, case, rows, context)
                     row["times"][rows] = times
+                    peers = peer_times(case, rows)
+                    row.setdefault("peers", {})[rows] = peers
                     print(f"{label} rows {rows:4} ctx {context:5} best {times[0]['us']:9.2f} us "
                           f"{times[0]['schedule']} worst {times[-1]['us']:.1f} "
                           f"weights {case['weight_bytes'] / 1e6:.1f} MB "
-                          f"{times[0].get('gbs', '')} GB/s {times[0].get('tflops', '')} TFLOP/s",
-                          flush=True)  # fmt: skip
+                          f"{times[0].get('gbs', '')} GB/s {times[0].get('tflops', '')} TFLOP/s "
+                          f"peers {peers}", flush=True)  # fmt: skip
         except Exception as error:  # a kernel that fails must not hide the others
             row["failed"] = str(error)[-400:]
             print(f"{label} FAILED: {row['failed']}", flush=True)
         report.append(row)
+        if results is not None:
+            facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+                     "cases": report}  # fmt: skip
+            results.write_text(json.dumps(facts, indent=1))
     print(f"total {time.time() - start:.1f} s")
-    if results is not None:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                 "cases": report}  # fmt: skip
-        results.write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":

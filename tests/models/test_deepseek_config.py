@@ -71,6 +71,36 @@ BAD_V4: dict[str, tuple[dict[str, Any], str]] = {
         "config 'weight_block_size': got [128, 96], want [128, 128] or [32, 32] or [1, 128] or "
         "[1, 64] or [1, 32]",
     ),
+    "unknown": (
+        {"kv_lora_rank": 512},
+        "config 'kv_lora_rank': unknown setting, which could change the result: got 512, want "
+        "none; delete it from config.json if it has no effect",
+    ),
+    "of the other family": (
+        {"kv_source_layer_ids": [1]},
+        "config 'kv_source_layer_ids': unknown setting, which could change the result: got [1], "
+        "want none; delete it from config.json if it has no effect",
+    ),
+    "dense layers": (
+        {"first_k_dense_replace": 3},
+        "config 'first_k_dense_replace': not supported: got 3, want 0",
+    ),
+    "share": (
+        {"partial_rotary_factor": 0.5},
+        "config 'partial_rotary_factor': differs from qk_rope_head_dim of head_dim: got 0.5, "
+        "want 0.25",
+    ),
+    "scaling": (
+        {"rope_scaling": {"type": "yarn", "factor": 16, "mscale": 0.7}},
+        "rope scaling 'yarn': unknown setting 'mscale': got 0.7, want attention_factor, "
+        "beta_fast, beta_slow, factor, original_max_position_embeddings",
+    ),
+    "storage": (
+        {"quantization_config": {"quant_method": "fp8", "zero_point": True}},
+        "config 'quantization_config': unknown setting 'zero_point': got True, want one of "
+        "activation_scheme, expert_dtype, fmt, modules_to_not_convert, quant_method, scale_fmt, "
+        "weight_block_size",
+    ),
     "missing": ({"q_lora_rank": None}, "config 'q_lora_rank': is missing: want a positive int"),
 }
 BAD_V41: dict[str, tuple[dict[str, Any], str]] = {

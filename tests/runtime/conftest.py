@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tvm_ffi.libinfo
 
+from tilewright.targets.cpu.toolchain import HOST_SOURCES
+
 HOST = Path(__file__).parents[2] / "templates" / "cpp"
 
 KERNELS = r"""
@@ -68,9 +70,8 @@ def compile_library(source: str, path: Path) -> None:
     text.write_text(source)
     includes = [f"-I{HOST}", f"-I{tvm_ffi.libinfo.find_include_path()}"]
     command = ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
-    subprocess.run(
-        [*command, *includes, str(text), str(HOST / "tw_host.cpp"), "-o", str(path)], check=True
-    )
+    host = [str(HOST / name) for name in HOST_SOURCES]
+    subprocess.run([*command, *includes, str(text), *host, "-o", str(path)], check=True)
 
 
 @pytest.fixture(scope="session")

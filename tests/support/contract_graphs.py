@@ -29,6 +29,8 @@ def only_body(graph: Graph) -> Body:
 
 def _activation(stored: Sequence[str]) -> ElementType:
     """Rows of fp8 where the weights are of float codes, as in the released models."""
+    if all(s == "fp8_128" for s in stored):
+        return element_type("fp8_e4m3[g=128,axis=1,scale=ue8m0]")
     if all(s.startswith("fp") for s in stored):
         return element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]")
     return BF16

@@ -36,6 +36,7 @@ class Problem:
     entry_format: str = "f32"
     chunk: int = 5
     epilogue: bool = True
+    scaled: bool = True  # with an epilogue: queries and values are scaled too
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def build(p: Problem) -> Graph:
     window_blocks = b.dim("window_blocks", Role.CONTEXT, upper=512)
     window_pages = b.dim("window_pages", Role.BATCH, upper=1 << 20)
     q = b.input("q", BF16 if p.epilogue else F32, tokens, p.heads, p.width)
-    if p.epilogue:
+    if p.epilogue and p.scaled:
         q = b.cast(b.cast(q, F32) * 0.5, BF16)
     window = b.state("window", format_of(p.window_format), window_pages, p.per_page, p.width)
     operands = [
@@ -77,7 +78,8 @@ def build(p: Problem) -> Graph:
     if p.op == "attend_selected":
         operands.append(b.input("selected", I32, tokens, p.selected))
     out = b.op(p.op, *operands, **p.attrs)
-    b.output("out", b.cast(out * 2.0, BF16) if p.epilogue else out)
+    scaled = out * 2.0 if p.epilogue and p.scaled else out
+    b.output("out", b.cast(scaled, BF16) if p.epilogue else out)
     return b.build()
 
 
@@ -167,10 +169,10 @@ def expected(p: Problem, step: Step) -> NDArray[np.float64]:
     order += ["selected"] if p.op == "attend_selected" else []
     operands = [torch.from_numpy(np.nan_to_num(step.values[n])) for n in order]
     operands = [o.double() if o.is_floating_point() else o for o in operands]
-    if p.epilogue:
+    if p.epilogue and p.scaled:
         operands[0] = (operands[0] * 0.5).bfloat16().double()
     out = op_def(p.op).reference(operands, p.attrs)
-    found: NDArray[np.float64] = (out * 2.0 if p.epilogue else out).numpy()
+    found: NDArray[np.float64] = (out * 2.0 if p.epilogue and p.scaled else out).numpy()
     return found
 
 

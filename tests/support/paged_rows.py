@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.graph.types import BlockFormat, DType, element_type
+from tilewright.tools.packed_rows import bf16_values, row_values
 
 Array = NDArray[Any]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -44,10 +45,6 @@ def e4m3(code: Array) -> NDArray[np.float32]:
     return np.where(c & 128, -size, size).astype(np.float32)
 
 
-def bf16_values(bits: Array) -> NDArray[np.float32]:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
 def random_rows(
     rng: np.random.Generator,
     name: str,
@@ -68,33 +65,28 @@ def random_rows(
         bits = (values.view(np.uint32) >> 16).astype(np.uint16)
         return Rows(bits, bf16_values(bits))
     coded, group = width - kind.tail, kind.block[1]
-    codes, code_bytes = _codes(rng, kind, (pages, entries, coded), whole)
+    codes = _codes(rng, kind, (pages, entries, coded), whole)
     count = -(-coded // group)
-    scale_codes = _scales(rng, kind, (pages, entries, count), whole)
-    scale = e4m3(scale_codes) if kind.scale.name == "fp8_e4m3" else 2.0 ** (scale_codes - 127.0)
-    values = codes * np.repeat(scale, group, -1)[..., :coded]
+    scales = _scales(rng, kind, (pages, entries, count), whole)
     tail = rng.standard_normal((pages, entries, kind.tail)).astype(np.float32)
     tail = np.round(tail * 2) if whole else tail
     bits = (tail.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    pad = kind.row_bytes(width) - code_bytes.shape[-1] - 2 * kind.tail - count
-    parts = (code_bytes, bits.view(np.uint8), scale_codes.astype(np.uint8),
+    pad = kind.row_bytes(width) - codes.shape[-1] - 2 * kind.tail - count
+    parts = (codes, bits.view(np.uint8), scales.astype(np.uint8),
              rng.integers(0, 256, (pages, entries, pad)).astype(np.uint8))  # fmt: skip
     memory = np.concatenate(parts, -1)
-    return Rows(memory, np.concatenate((values, bf16_values(bits)), -1).astype(np.float32))
+    return Rows(memory, row_values(kind, memory, width).astype(np.float32))
 
 
 def _codes(
     rng: np.random.Generator, kind: BlockFormat, shape: tuple[int, ...], whole: bool
-) -> tuple[NDArray[np.float32], Array]:
+) -> Array:
     if kind.code.bits == 8:
         small = np.array([0x00, 0x38, 0x40, 0xB8, 0xC0, 0x44, 0x80])  # 0 1 2 -1 -2 3 -0
         codes = rng.choice(small, shape) if whole else rng.integers(0, 256, shape)
-        codes = np.where(codes & 127 == 127, 0x7E, codes).astype(np.uint8)
-        return e4m3(codes), codes
+        return np.where(codes & 127 == 127, 0x7E, codes).astype(np.uint8)
     codes = rng.choice([0, 2, 4, 10, 12, 8], shape) if whole else rng.integers(0, 16, shape)
-    values = np.where(codes & 8, -E2M1[codes & 7], E2M1[codes & 7]).astype(np.float32)
-    packed = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
-    return values, packed
+    return (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
 
 
 def _scales(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 _DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "i32": torch.int32,
+    "fp8e4nv": torch.float8_e4m3fn,
     "u8": torch.uint8,
 }  # fmt: skip
 
@@ -51,14 +54,39 @@ def correct_interpreter() -> None:
         rounded = values.to(torch.bfloat16).view(torch.uint16).numpy()
         return TensorHandle(rounded, tl.bfloat16)
 
+    def assembly(self: Any, text: str, _: str, values: Any, types: Any, *rest: Any) -> Any:
+        found = TensorHandle(_assembly(text, values[0].data), types[0].scalar)
+        return SimpleNamespace(get_result=lambda i: found)
+
+    InterpreterBuilder.create_inline_asm = assembly
     InterpreterBuilder.create_dot = dot
     InterpreterBuilder.cast_impl = cast
+
+
+_PTX = {
+    "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+}  # fmt: skip
+
+
+def _assembly(text: str, data: Any) -> Any:
+    """Run lines of PTX on 32-bit words, each of four neighbouring bytes: `$1` to `$0`."""
+    packed = np.ascontiguousarray(data)
+    registers: dict[str, Any] = {"$1": packed.view(np.uint32)}
+    for line in re.findall(r"(\w+)\.b32 (\S+), (\S+), (\S+);", text):
+        op, to, *operands = line
+        a, b = (registers[o] if o in registers else np.uint32(int(o, 0)) for o in operands)
+        registers[to] = _PTX[op](a, b)
+    return registers["$0"].view(np.uint8).reshape(packed.shape)
 
 
 def _wide(operand: Any) -> Any:
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
+    if operand.dtype.scalar == tl.float8e4nv:
+        codes = torch.from_numpy(np.ascontiguousarray(operand.data))
+        return TensorHandle(codes.view(torch.float8_e4m3fn).float().numpy(), tl.float32)
     if operand.dtype.scalar != tl.bfloat16:
         return operand
     bits = operand.data.astype(np.uint32) << 16
@@ -88,10 +116,23 @@ def load(text: str, name: str, folder: Path) -> Any:
         sys.path.remove(str(folder))
 
 
+def _described(
+    arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int], name: str, tensor: str,
+    dtype: str, offset: Any, rows: Any, cols: int, box: tuple[int, int],
+) -> Any:  # fmt: skip
+    """What the host makes of a matrix that is loaded by tiles."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    kind, count = _DTYPES[dtype], evaluate(rows, ints) * cols
+    raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
+    matrix = raw[: count * kind.itemsize].view(kind).reshape(-1, cols)
+    return TensorDescriptor(matrix, list(matrix.shape), [cols, 1], list(box))
+
+
 def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int]) -> None:
     """Run every launch of a source on tensors by name; `workspace` among them where needed."""
     for launch in module.LAUNCHES:
-        pointers = []
+        pointers = [_described(arguments, ints, *d) for d in launch.get("descriptors", ())]
         for _, tensor, dtype, offset in launch["pointers"]:
             raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
             size = _DTYPES[dtype].itemsize

@@ -16,8 +16,8 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec
 from tilewright.targets.registry import resolve
 
-NAMES = ("V4.1 window", "V4.1 selected", "V4 compressed", "V4.1 index, blocks",
-         "V4.1 index, within")  # fmt: skip
+NAMES = ("V4.1 window", "V4.1 selected", "V4 selected", "V4 compressed", "V4-Pro selected",
+         "V4 index", "V4.1 index, blocks", "V4.1 index, within")  # fmt: skip
 
 
 @pytest.mark.cpu
@@ -25,7 +25,7 @@ NAMES = ("V4.1 window", "V4.1 selected", "V4 compressed", "V4.1 index, blocks",
 @pytest.mark.parametrize("chip", ["sm90", "sm100"])
 @pytest.mark.parametrize("name", NAMES)
 def test_first_schedules_compile(chip: str, name: str, tmp_path: Path) -> None:
-    """Where few tokens are split nothing spills."""
+    """Nothing spills on SM90; on SM100 nothing where few tokens are split."""
     target, toolchain = resolve(chip)
     body = only_body(built(TIMED[name]))
     kind = "select" if name.count("index") else "attend"
@@ -38,7 +38,7 @@ def test_first_schedules_compile(chip: str, name: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     sources = [emit(s, template) for s in specs]
     cache = KernelCache(tmp_path, toolchain)
-    built_objects = cache.build(sources, jobs=1, progress=lambda *_: None)
-    assert len(built_objects.objects) == 2
-    for used in toolchain.reports[specs[0].symbol]:
-        assert used.get("spilled_bytes", 0) == 0, used
+    cache.build(sources, jobs=1, progress=lambda *_: None)
+    for spec in specs if chip == "sm90" else specs[:1]:
+        for used in toolchain.reports[spec.symbol]:
+            assert used.get("spilled_bytes", 0) == 0, (str(spec.schedule), used)

@@ -22,6 +22,7 @@ from tilewright.runtime.devices.cpu import (
     Slot,
     allocate,
 )
+from tilewright.targets.cpu.toolchain import HOST_SOURCES
 
 pytestmark = pytest.mark.cpu
 HOST = Path(__file__).parents[2] / "templates" / "cpp"
@@ -87,7 +88,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
     source.write_text(SOURCE)
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
     includes = [f"-I{HOST}", f"-I{tvm_ffi.libinfo.find_include_path()}"]
-    files = [str(source), str(HOST / "tw_host.cpp"), "-o", str(path)]
+    files = [str(source), *(str(HOST / name) for name in HOST_SOURCES), "-o", str(path)]
     subprocess.run(["g++", *flags, "-fvisibility=hidden", *includes, *files], check=True)
     return CpuLibrary(path, SYMBOLS)
 

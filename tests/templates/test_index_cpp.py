@@ -129,11 +129,14 @@ def test_scores_that_are_not_numbers(kernel_cache: Path) -> None:
             np.testing.assert_array_equal(output(made, given, index), want)
 
 
-def test_a_row_of_a_hundred_thousand_entries(kernel_cache: Path) -> None:
+@pytest.mark.parametrize(
+    "entries", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
+)
+def test_a_long_row_of_entries(entries: int, kernel_cache: Path) -> None:
     p = Problem("select_with_blocks", heads=2, width=8, k=4096, blocks=64, block_size=64,
                 per_page=256)  # fmt: skip
     made = Kernels(build(p), quick_target(), kernel_cache, rows=4, picked=(0, 1))
-    step = make_step(p, [(99_999, 1)], seed=1, padding=0)
+    step = make_step(p, [(entries - 1, 1)], seed=1, padding=0)
     want = expected(p, step)
     for index in range(len(made.specs)):
         np.testing.assert_array_equal(output(made, step, index), want)

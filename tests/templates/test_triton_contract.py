@@ -19,7 +19,7 @@ from support.contract_graphs import experts, groups, linear, only_body
 from support.deepseek import v4_graph, v41_graph
 from support.kernel_case import Case, distinct_bodies, errors, make_case
 from tilewright.codegen.emit.registry import emit
-from tilewright.codegen.numerics import derive, segment_length
+from tilewright.codegen.numerics import alternatives, derive, segment_length
 from tilewright.codegen.spec import KernelSpec, Schedule
 from tilewright.graph import Graph
 from tilewright.targets.registry import resolve
@@ -67,6 +67,47 @@ def test_linear_matches_the_reference(stored: str, n: int, k: int, tmp_path: Pat
         spec = spec_of(linear([(stored, n)], k), bn=64, bm=8)
         case = make_case(spec, {"tokens": tokens}, seed=tokens)
         close(case, run(spec, case, tmp_path))
+
+
+@pytest.mark.parametrize(("stored", "k"), [("fp8_128", 256), ("fp8_128", 160), ("fp8", 160)])
+def test_codes_of_both_group_sizes(stored: str, k: int, tmp_path: Path) -> None:
+    """Products of codes in chunks of a group, in whole spans and in one that is cut short."""
+    spec = spec_of(linear([(stored, 72)], k), bn=64, bm=8)
+    assert (spec.numerics.atom, spec.numerics.chunk) == (
+        "wgmma_e4m3", 128 if stored == "fp8_128" else 32
+    )  # fmt: skip
+    case = make_case(spec, {"tokens": 5}, seed=4)
+    close(case, run(spec, case, tmp_path))
+
+
+@pytest.mark.parametrize(("stored", "k"), [("fp8", 160), ("fp8_128", 256), ("fp4", 288)])
+def test_scales_that_enter_the_matrix_unit(stored: str, k: int, tmp_path: Path) -> None:
+    """What SM100 has: fp4 codes lie in pairs, and so do the rows that meet them."""
+    spec = spec_of(linear([(stored, 72)], k), bn=64, bm=8)
+    mx = derive("contract", spec.body, resolve("sm100")[0])
+    assert mx.atom == "mx"
+    spec = replace(spec, numerics=replace(mx, segments=1))
+    case = make_case(spec, {"tokens": 5}, seed=6)
+    close(case, run(spec, case, tmp_path))
+
+
+def test_values_decoded_to_bf16_give_the_same_sums(tmp_path: Path) -> None:
+    """What `fast` mode may choose instead of products of codes."""
+    spec = spec_of(linear([("fp8", 72)], 160), bn=64, bm=16)
+    plain = replace(spec.numerics, atom="mma", chunk=0, scale_order="dequantise")
+    assert plain in alternatives("contract", spec.body, TARGET)
+    spec = replace(spec, numerics=plain)
+    case = make_case(spec, {"tokens": 5}, seed=4)
+    close(case, run(spec, case, tmp_path))
+
+
+@pytest.mark.parametrize("weights", [[("bf16", 200)], [("bf16", 72), ("bf16", 72)]])
+def test_tiles_of_values_by_the_copy_engine(weights: list[tuple[str, int]], tmp_path: Path) -> None:
+    """Several tiles a program, rows and columns that do not fill them, a last step cut short."""
+    graph = linear(weights, 104, gated=len(weights) > 1)
+    spec = spec_of(graph, bm=16, bn=32, bk=64, stream=1)
+    case = make_case(spec, {"tokens": 37}, seed=5)
+    close(case, run(spec, case, tmp_path))
 
 
 def test_weights_of_several_formats_meet_one_activation(tmp_path: Path) -> None:

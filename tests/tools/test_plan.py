@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.runtime.artifact_files import read_manifest
+from tilewright.runtime.artifact_files import load_artifact, read_manifest
+from tilewright.runtime.errors import ArtifactError
 from tilewright.tools.artifact_facts import memory_facts
 
 from .conftest import Call
@@ -36,6 +37,24 @@ def test_a_plan_of_a_model_reads_no_weights(call: Call, model: Path, artifact: P
     assert done.code == 0, done.err
     (plan,) = done.lines
     assert plan["memory"] == json.loads(json.dumps(memory_facts(read_manifest(artifact))))
+
+
+def test_an_artifact_of_a_configuration_has_all_but_weights(
+    call: Call, model: Path, artifact: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "bare"
+    done = call("compile", "--config", model / "config.json", *PLAN, "-o", output, "--json")
+    assert done.code == 0, done.err
+    assert done.lines[0]["has_weights"] is False
+    bare, whole = read_manifest(output), read_manifest(artifact)
+    assert (bare.weights, bare.buckets) == (whole.weights, whole.buckets)
+    assert bare.library == whole.library and (output / bare.library).exists()
+    assert not (output / bare.weights_file).exists()
+    with pytest.raises(ArtifactError) as caught:
+        load_artifact(output)
+    assert str(caught.value) == (
+        f"artifact '{output}': has no weights: it was compiled from a configuration without them"
+    )
 
 
 def test_tables(call: Call, model: Path) -> None:

@@ -41,7 +41,7 @@ def compile_model(
     """Compile a model into an artifact: kernels, weights, plan and tokenizer in one directory.
 
     With --plan-only, or a --config in place of a model, build the kernels and print what the
-    artifact would take.
+    artifact would take. A --config with --output writes an artifact without weights.
     """
     from tilewright.tools.commands.job import Asked
     from tilewright.tools.progress import StageBars
@@ -74,12 +74,11 @@ def _check_asked(
     if (model is None) == (model_config is None):
         got = "neither" if model is None else "both"
         raise CommandUsageError(f"argument 'MODEL': got {got}, want a model or --config")
-    is_plan = plan_only or model is None
-    if is_plan and output is not None:
+    if plan_only and output is not None:
         raise CommandUsageError(
             "option '--output': a plan is not written: got both, want one of them"
         )
-    if not is_plan and output is None:
+    if not plan_only and model is not None and output is None:
         raise CommandUsageError("option '--output': missing: want the directory to write")
 
 
@@ -108,11 +107,12 @@ def _compile(
     from tilewright.tools.measure import CpuMeasure
 
     refuse_foreign(output)
-    found = resolve_asked(asked)
+    found, has_weights = resolve_asked(asked), asked.model is not None
     prepared = open_model(asked)
     measure = CpuMeasure(found.target, found.toolchain, found.flags.cache, jobs=found.jobs,
                          progress=bars) if tune else None  # fmt: skip
-    return compile_graph(make_job(prepared, found, measure), output, bars), found
+    job = make_job(prepared, found, measure)
+    return compile_graph(job, output, bars, weights=has_weights), found
 
 
 def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[str, Any]:
@@ -132,6 +132,7 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
         "launches_per_step": report.num_launches,
         "launches_per_layer": max(layers.values(), default=0),
         "weights_bytes": report.weights_bytes,
+        "has_weights": bool(manifest.weights_digest),
         "dtype": manifest.dtype,
         "mode": manifest.mode,
         "invariance": manifest.invariance,
@@ -152,7 +153,8 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("kernels", f"{total} ({compiled} objects compiled, the others from the cache)"),
         ("launches", f"{summary['launches_per_step']} a step, "
                      f"{summary['launches_per_layer']} a layer"),
-        ("weights", f"{summary['weights_bytes'] / 1e6:.1f} MB"),
+        ("weights", f"{summary['weights_bytes'] / 1e6:.1f} MB"
+                    + ("" if summary["has_weights"] else ", left out")),
         ("computes in", f"{summary['dtype']}, {mode_text(summary)}, {summary['target']}"),
         ("numerics", summary["numerics_digest"][:16]),
         ("time", f"{summary['seconds']:.1f} s"),

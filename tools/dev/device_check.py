@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.tools.dev import device_checks, device_deepseek, device_speed
+from tilewright.tools.dev.machine import machine
 
 GREEDY = Path("tests/data/smollm2_greedy.json")
 PEER_KEYS = {"rope_theta": 10000.0}
@@ -103,26 +104,6 @@ def run(folder: Path, output: Path, greedy: Path, only: list[str] | None) -> Non
         print(f"== {name} ({seconds:.1f} s)", flush=True)
         _print(report[name])
         output.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """Card, driver and versions."""
-    import torch
-    import tvm_ffi
-
-    from tilewright.runtime.devices.cuda import find_facts
-
-    facts = find_facts(0)
-    return {
-        "card": facts.name, "capability": facts.capability, "cuda_of_driver": facts.driver,
-        "driver": _driver(), "torch": torch.__version__, "tvm_ffi": tvm_ffi.__version__,
-        "memory_bytes": torch.cuda.mem_get_info()[1],
-    }  # fmt: skip
-
-
-def _driver() -> str:
-    path = Path("/proc/driver/nvidia/version")
-    return path.read_text().splitlines()[0] if path.exists() else "unknown"
 
 
 def _facts(path: Path) -> dict[str, Any]:

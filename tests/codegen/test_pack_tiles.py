@@ -1,4 +1,4 @@
-"""Words of float codes: nothing is lost, codes decode to their values, bad scales are refused."""
+"""Tiles of float codes: nothing is lost, codes decode to their values, bad scales are refused."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tilewright.codegen.flags import Flags
 from tilewright.codegen.pack import pack_weights
 from tilewright.codegen.pack_cpu import Unpacked
 from tilewright.codegen.pack_gpu import packed_bytes, refuses_format
-from tilewright.codegen.pack_words import (
-    WORD_LAYOUTS,
+from tilewright.codegen.pack_tiles import (
     matrix_bytes,
-    pack_words,
+    pack_tiles,
+    row_bytes,
     scales_at,
-    unpack_words,
+    unpack_tiles,
 )
 from tilewright.codegen.pipeline import lower
 from tilewright.codegen.plan import first_candidate, plan_groups
@@ -48,9 +48,9 @@ def format_of(stored: str) -> BlockFormat:
 def test_packing_is_inverted(stored: str, n: int, k: int) -> None:
     dtype, k = format_of(stored), 32 * k
     raw = draw_floats(np.random.default_rng(n * k), dtype, (n, k))
-    packed = pack_words(dtype.name, raw, dtype.block)
+    packed = pack_tiles(dtype.name, raw, dtype.block)
     assert packed.size == matrix_bytes(dtype.name, n, k) and packed.size % 256 == 0
-    found = unpack_words(dtype.name, packed, n, k)
+    found = unpack_tiles(dtype.name, packed, n, k)
     assert raw.codes is not None and found.codes is not None
     np.testing.assert_array_equal(found.codes, raw.codes)
     by_group = BlockFormat(dtype.name, dtype.code, (1, 32), dtype.scale)
@@ -63,62 +63,58 @@ import triton.language as tl
 from tw_codes import *
 
 @triton.jit
-def decode(out, words, scales, spans):
-    rows, lane = tl.arange(0, 16), tl.arange(0, 32)
-    for span in range(0, spans):
-        code = tl.load(words + span * 512 + rows[:, None] * 32 + lane[None, :])
-        at = out + (span * 16 + rows[:, None]) * (PLANES * 32) + lane[None, :]
-        for plane in tl.static_range(PLANES):
-            scale = tl.load(scales + span * (PLANES * 4) + (plane // 4) * 16 + rows)
-            tl.store(at + plane * 32, FORMAT(code, scale, plane))
+def decode(out, codes, scales, PAIRS: tl.constexpr):
+    rows, at = tl.arange(0, 64)[:, None], tl.arange(0, 32)[None, :]
+    words = tl.load(scales + tl.arange(0, 64))
+    for group in tl.static_range(4):
+        if PAIRS:
+            some = tl.load(codes + group * 1024 + rows * 16 + tl.arange(0, 16)[None, :])
+            code = tw_pair_codes(some, 64)
+        else:
+            code = tl.load(codes + rows * 128 + group * 32 + at)
+        value = code.to(tl.float32) * tw_group_scale(words, group)[:, None]
+        tl.store(out + rows * 128 + group * 32 + at, value)
 """
 
 
-@pytest.mark.parametrize(("stored", "decoder"), [("fp8", "tw_fp8_plane"), ("fp4", "tw_fp4_plane")])
-def test_every_code_in_every_place_decodes_to_its_value(
-    stored: str, decoder: str, tmp_path: Path
-) -> None:
-    """Times any scale that is admitted; the result is a normal bf16 or zero."""
-    dtype = format_of(stored)
-    layout, k = WORD_LAYOUTS[dtype.name], 1024
-    r, count = np.random.default_rng(0), len(layout.planes)
-    codes = np.concatenate([r.permutation(256) for _ in range(16 * k // 256)]).reshape(16, k)
-    codes = codes.astype(np.uint8)
+@pytest.mark.parametrize("stored", ["fp8", "fp4"])
+def test_every_code_decodes_to_its_value(stored: str, tmp_path: Path) -> None:
+    """Times any scale that is admitted; pairs of fp4 codes to 2^-6 of it."""
+    dtype, r = format_of(stored), np.random.default_rng(0)
+    codes = r.permuted(np.arange(64 * 128) % 256).reshape(64, 128).astype(np.uint8)
     if stored == "fp8":
         codes[codes & 127 == 127] = 0
     else:
         codes = codes[:, ::2].copy()
     rows, cols = dtype.block
-    groups = r.integers(layout.lowest, 153, (-(-16 // rows), k // cols)).astype(np.uint8)
+    groups = r.integers(28, 135, (-(-64 // rows), 128 // cols)).astype(np.uint8)
     raw = Unpacked(codes=codes, d=groups)
-    packed = torch.from_numpy(pack_words(dtype.name, raw, dtype.block))
-    start, spans = scales_at(dtype.name, 16, k), k // layout.span
-    text = _DECODE.replace("FORMAT", decoder).replace("PLANES", str(count))
-    module = triton_run.load(text, "decode", tmp_path)
-    out = torch.full((spans, 16, layout.span), torch.nan)
-    words, scales = packed[:start].view(torch.int32), packed[start:].view(torch.int32)
-    module.decode[(1,)](out, words, scales, spans)
-    want = torch.from_numpy(float_values(raw, dtype)).reshape(16, spans, -1).transpose(0, 1)
-    assert torch.equal(out * 2.0**layout.down, want)
-    assert torch.equal(out.bfloat16().float(), out)
-    assert not ((out != 0) & (out.abs() < 2.0**-126)).any()
+    packed = torch.from_numpy(pack_tiles(dtype.name, raw, dtype.block))
+    start = scales_at(dtype.name, 64, 128)
+    assert start == 64 * row_bytes(dtype.name)
+    module = triton_run.load(_DECODE, "decode", tmp_path)
+    tile, out = packed[:start], torch.full((64, 128), torch.nan)
+    tile = tile if stored == "fp4" else tile.view(torch.float8_e4m3fn)
+    module.decode[(1,)](out, tile, packed[start:].view(torch.int32), stored == "fp4")
+    want = torch.from_numpy(float_values(raw, dtype))
+    assert torch.equal(out * (64.0 if stored == "fp4" else 1.0), want)
 
 
 def test_scales_out_of_range_are_refused_unless_they_scale_nothing() -> None:
     dtype = format_of("fp4")
     codes = np.full((3, 32), 0x21, np.uint8)
-    for scale, text in ((153, "2^26"), (25, "2^-102"), (255, "2^128")):
+    for scale, text in ((135, "2^8"), (27, "2^-100"), (255, "2^128")):
         d = np.full((3, 2), 120, np.uint8)
         d[1, 1] = scale
         with pytest.raises(LowerError) as caught:
-            pack_words(dtype.name, Unpacked(codes=codes, d=d), dtype.block)
+            pack_tiles(dtype.name, Unpacked(codes=codes, d=d), dtype.block)
         assert str(caught.value) == (
-            f"weight format 'fp4_e2m1': scale out of range: got {text}, want 2^-101 to 2^25"
+            f"weight format 'fp4_e2m1': scale out of range: got {text}, want 2^-99 to 2^7"
         )
         empty = codes.copy()
         empty[1, 16:] = 0x80  # zeros of both signs
-        packed = pack_words(dtype.name, Unpacked(codes=empty, d=d), dtype.block)
-        found = unpack_words(dtype.name, packed, 3, 64)
+        packed = pack_tiles(dtype.name, Unpacked(codes=empty, d=d), dtype.block)
+        found = unpack_tiles(dtype.name, packed, 3, 64)
         assert found.d is not None and found.d[1, 1] == 127
 
 
@@ -134,7 +130,7 @@ def test_scales_out_of_range_are_refused_unless_they_scale_nothing() -> None:
 )  # fmt: skip
 def test_arrays_that_do_not_fit_are_refused(codes: Any, d: Any, text: str) -> None:
     with pytest.raises(LowerError) as caught:
-        pack_words("fp8_e4m3", Unpacked(codes=codes, d=d), (32, 32))
+        pack_tiles("fp8_e4m3", Unpacked(codes=codes, d=d), (32, 32))
     assert str(caught.value) == f"weight format 'fp8_e4m3': {text}"
 
 
@@ -169,6 +165,6 @@ def test_a_stack_is_packed_matrix_by_matrix(stored: str) -> None:
         return
     assert packed.layout == "blocks16"
     assert size == matrix_bytes("fp4_e2m1", 24, 64) == packed_bytes(type_) // 5
-    found = unpack_words("fp4_e2m1", third, 24, 64)
+    found = unpack_tiles("fp4_e2m1", third, 24, 64)
     assert raw.codes is not None and found.codes is not None
     np.testing.assert_array_equal(found.codes, raw.codes)

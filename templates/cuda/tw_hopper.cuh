@@ -1,0 +1,184 @@
+// Matrix products and barriers of Hopper's cores, as thin functions over PTX.
+#pragma once
+#include <stdint.h>
+
+#define TW_DEVICE static __device__ __forceinline__
+
+TW_DEVICE uint32_t tw_shared(const void* pointer) {
+  return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+TW_DEVICE void tw_barrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// Barriers that one thread has set up are seen by all after the block's next barrier.
+TW_DEVICE void tw_barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Waits for `kThreads` threads of the block to come to a barrier of their own.
+template <int kName, int kThreads>
+TW_DEVICE void tw_meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
+// Registers of a thread from here on, for the whole group of four warps.
+template <int kCount>
+TW_DEVICE void tw_more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+TW_DEVICE void tw_fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+TW_DEVICE void tw_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Rows of 128 bytes, eight to a swizzled block of 1024; `lead` is between blocks of columns.
+TW_DEVICE uint64_t tw_tile(uint32_t address, uint32_t lead) {
+  return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(lead >> 4) << 16 |
+         (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+// The tile that begins so many bytes further on.
+TW_DEVICE uint64_t tw_tile_at(uint64_t tile, uint32_t num_bytes) {
+  return (tile & 0xFFFFFFFF00000000ull) | (uint32_t)((uint32_t)tile + (num_bytes >> 4));
+}
+
+#define TW_REGS16(d)                                                                           \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),          \
+      "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),  \
+      "+f"(d[14]), "+f"(d[15])
+#define TW_REGS32(d)                                                                           \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),          \
+      "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),  \
+      "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),            \
+      "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),            \
+      "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define TW_NAMES16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define TW_NAMES32                                                                             \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19," \
+  " %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+
+// d [64, 64] = a [64, 16] b [64, 16]^T, plus d where `adds`; rows of a and b in shared memory.
+TW_DEVICE void tw_scores(float (&d)[32], uint64_t a, uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " TW_NAMES32
+      ", %32, %33, p, 1, 1, 0, 0;\n}\n"
+      : TW_REGS32(d)
+      : "l"(a), "l"(b), "r"(adds));
+}
+
+// d [64, 64] = a [64, 16] b [16, 64], plus d where `adds`; a in registers.
+TW_DEVICE void tw_mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " TW_NAMES32
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+      : TW_REGS32(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+// The same for 32 columns.
+TW_DEVICE void tw_mix(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " TW_NAMES16
+      ", {%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}\n"
+      : TW_REGS16(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+// d [64, heads] = a [64, 16] b [heads, 16]^T, plus d where `adds`; a in registers, 64 or 32 heads.
+TW_DEVICE void tw_score_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " TW_NAMES32
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      : TW_REGS32(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+TW_DEVICE void tw_score_rows(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      TW_NAMES16
+      ", {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+      : TW_REGS16(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+TW_DEVICE void tw_fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TW_DEVICE void tw_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+TW_DEVICE void tw_finish(float (&d)[32]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : TW_REGS32(d)::"memory");
+}
+TW_DEVICE void tw_finish(float (&d)[16]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : TW_REGS16(d)::"memory");
+}
+// The same, where the last group committed may be unfinished still.
+TW_DEVICE void tw_finish_before_last(float (&d)[16]) {
+  asm volatile("wgmma.wait_group.sync.aligned 1;" : TW_REGS16(d)::"memory");
+}
+// What this thread stored to shared memory is seen by matrix products after the next barrier.
+TW_DEVICE void tw_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+TW_DEVICE uint32_t tw_pack(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
+  uint32_t both;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+  return both;
+}
+
+// The larger one; NaN where either is.
+TW_DEVICE float tw_max_or_nan(float a, float b) {
+  float found;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+  return found;
+}
+
+TW_DEVICE void tw_store16(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y),
+               "r"(x.z), "r"(x.w)
+               : "memory");
+}
+TW_DEVICE void tw_store8(uint32_t address, uint2 x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
+TW_DEVICE void tw_store4(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+TW_DEVICE uint4 tw_load16(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+
+// 16 bytes to shared memory, on their way until tw_copied.
+TW_DEVICE void tw_copy16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+TW_DEVICE void tw_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+TW_DEVICE void tw_prefetch(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
+}

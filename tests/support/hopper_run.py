@@ -1,0 +1,99 @@
+"""Run a generated CUDA source on the CPU: its functions over PTX become those of
+hopper/tw_hopper.cuh, with a thread of this machine for each of a block's."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tilewright.codegen.arguments import argument_names, int_names
+from tilewright.codegen.emit.cuda import TEXTS
+from tilewright.codegen.emit.registry import emit
+from tilewright.codegen.emit.triton_host import Pointer
+from tilewright.codegen.spec import KernelSpec
+from tilewright.codegen.target import KernelTemplate
+from tilewright.graph.dims import to_json
+from tilewright.runtime.artifact import evaluate
+from tilewright.targets.registry import resolve
+
+HERE = Path(__file__).parent / "hopper"
+WORKSPACE = 64 << 20
+
+
+class HopperRun:
+    """One compiled source; `run` takes operands by the names of the body."""
+
+    def __init__(self, spec: KernelSpec, template: KernelTemplate, folder: Path) -> None:
+        self._spec, self._variables = spec, TEXTS[template.path](spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in resolve("sm90")[1].support_sources().items():
+            if name.endswith(".cuh") and name != "tw_hopper.cuh":
+                (folder / name).write_text(text)
+        (folder / "kernel.cu").write_text(emit(spec, template).text)
+        (folder / "main.cpp").write_text(self._main())
+        library = folder / "kernel.so"
+        command = ["g++", "-std=c++20", "-O1", "-pthread", "-w", "-ffp-contract=off", "-shared",
+                   "-fPIC", f"-I{HERE}", f"-I{folder}", str(folder / "main.cpp"), "-o",
+                   str(library)]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:2000]
+        self._library = ctypes.CDLL(str(library))
+
+    def _main(self) -> str:
+        lines = ['#include "tw_hopper.cuh"', '#include "kernel.cu"']
+        passed = []
+        for i, parameter in enumerate(self._variables["parameters"].split(", ")):
+            kind = parameter.rpartition(" ")[0]
+            passed.append(f"({kind})p[{i}]" if "*" in kind else f"(int)(intptr_t)p[{i}]")
+        for image in self._variables["images"]:
+            kernel, threads = image["kernel"], image["threads"]
+            lines.append(
+                f'extern "C" void run_{kernel}(void** p, const int* grid) {{ '
+                f"run_grid(grid, {threads}, [=] {{ {kernel}({', '.join(passed)}); }}); }}"
+            )
+        return "\n".join(lines) + "\n"
+
+    def run(
+        self, arrays: Mapping[str, NDArray[np.generic]], dims: Mapping[str, int]
+    ) -> torch.Tensor:
+        """Return the output, poisoned before."""
+        body = self._spec.body
+        ((_, out),) = body.outputs
+        shape = [evaluate(to_json(d), dims) for d in body.type_of(out).shape]
+        is_int = body.type_of(out).dtype.name == "i32"
+        poison = -77 if is_int else float("nan")
+        result = torch.full(shape, poison, dtype=torch.int32 if is_int else torch.bfloat16)
+        work = np.full(WORKSPACE, 0xFF, np.uint8)
+        names = argument_names(body)
+        given = {n: arrays[n].ctypes.data for n in names if n != out} | {out: result.data_ptr()}
+        pointers = [given[n] for n in names]
+        pointers += [work.ctypes.data + evaluate(p.offset, dims) for p in self._work()]
+        ints = [dims[n] for n in int_names(body)]
+        slab = self._variables.get("slab", shape[0])
+        for first in range(0, shape[0], slab):
+            passed = [*pointers, *ints, first]
+            for kernel, grid in self._grids({**dims, "count": min(slab, shape[0] - first)}):
+                array = (ctypes.c_void_p * len(passed))(*passed)
+                getattr(self._library, f"run_{kernel}")(array, (ctypes.c_int * 3)(*grid))
+        return result
+
+    def _work(self) -> Sequence[Pointer]:
+        given: Any = self._variables
+        return given["work"] if "work" in given else given["launches"][0].pointers
+
+    def _grids(self, dims: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, int, int]]]:
+        given: Any = self._variables
+        for launch in given.get("launches", ()):
+            x, y, z = (evaluate(g, dims) for g in launch.grid)
+            yield launch.kernel, (x, y, z)
+        for kernel, grid in given.get("grids", {}).items():
+            known = {"spans": evaluate(given["spans"], dims), "count": dims["count"]}
+            x, y = (known[g] if g in known else int(g) for g in grid)
+            yield kernel, (x, y, 1)
