@@ -34,6 +34,7 @@ def test_json_summary(call: Call, model: Path, artifact: Path, tmp_path: Path) -
     manifest = read_manifest(artifact)
     assert summary == {
         "path": str(tmp_path / "out"),
+        "has_weights": True,
         "kernels": len(manifest.kernels),
         "kernels_compiled": 0,
         "launches_per_step": len(manifest.buckets[0].launches),
