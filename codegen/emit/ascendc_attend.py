@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.emit.ascendc_host import Launch
-from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
+from tilewright.codegen.emit.ascendc_memory import UB_BYTES, stacked, stacked_bytes
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.cpp import environment, print_scalar_const
 from tilewright.codegen.emit.cpp_host import cpp_extent
@@ -105,16 +105,13 @@ def _offsets(spec: KernelSpec, sizes: dict[str, int], types: dict[str, object]) 
         "state": group * 12,
         "out": group * width * int(str(types["out_bytes"])),
     }
-    offsets, at = {}, 0
-    for part, num_bytes in parts.items():
-        offsets[part] = at
-        at += aligned(num_bytes)
-    if at > UB_BYTES:
+    total = stacked_bytes(parts)
+    if total > UB_BYTES:
         raise LowerError(
-            f"attend kernel '{spec.symbol}': a chunk does not fit the unified buffer: got {at} "
+            f"attend kernel '{spec.symbol}': a chunk does not fit the unified buffer: got {total} "
             f"bytes, want at most {UB_BYTES}"
         )
-    return offsets
+    return stacked(parts)
 
 
 def attend_epilogue(body: Graph, anchor: Node, out: str) -> str:

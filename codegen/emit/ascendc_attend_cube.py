@@ -8,16 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.codegen.emit.ascendc_attend import Paged
+from tilewright.codegen.emit.ascendc_cube import FRACTAL, PARTS, CubeTile
 from tilewright.codegen.emit.ascendc_host import Launch
-from tilewright.codegen.emit.ascendc_latent_cube import (
-    FRACTAL,
-    L0_BYTES,
-    L0C_BYTES,
-    L1_BYTES,
-    PARTS,
-    stacked,
-)
-from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
+from tilewright.codegen.emit.ascendc_memory import stacked
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
@@ -26,59 +19,26 @@ from tilewright.graph.errors import LowerError
 MOST_ROWS = 64  # of tokens and heads at once
 
 
-@dataclass(frozen=True)
-class AttendSizes:
-    """Tokens of an item, its rows with padding, and columns of one product."""
+@dataclass(frozen=True, kw_only=True)
+class AttendSizes(CubeTile):
+    """Of paged keys and values: `tokens` of an item."""
 
     tokens: int
-    m: int
-    kp: int
-    np: int
-    width: int
-    chunk: int
-    out_bytes: int
 
     @property
     def buffer(self) -> dict[str, int]:
-        """Parts of the unified buffer of one vector core, in bytes."""
         half = self.m // 2
-        return {
-            "scores": half * self.chunk * 4,
-            "weights": PARTS * half * self.chunk * 2,
-            "sums": half * self.width * 4,
-            "products": 2 * half * self.np * 4,
-            "state": half * 16,
-            "out": half * self.width * self.out_bytes,
-        }
+        return {**self.products, "state": half * 16, "out": half * self.width * self.out_bytes}
 
     @property
     def l1(self) -> dict[str, int]:
-        cached = 2 * self.chunk * self.width * 2
+        cached = 2 * self.tile * self.width * 2
         return {
             "q": self.m * self.width * 2,
             "keys": cached,
             "values": cached,
-            "weights": PARTS * self.m * self.chunk * 2,
+            "weights": PARTS * self.m * self.tile * 2,
         }
-
-    @property
-    def slot_a(self) -> int:
-        return self.m * max(self.kp, self.chunk) * 2
-
-    @property
-    def slot_b(self) -> int:
-        return self.chunk * max(self.kp, self.np) * 2
-
-    @property
-    def fits(self) -> bool:
-        return (
-            self.width % self.kp == 0
-            and self.width % self.np == 0
-            and sum(map(aligned, self.buffer.values())) <= UB_BYTES
-            and sum(self.l1.values()) <= L1_BYTES
-            and 2 * max(self.slot_a, self.slot_b) <= L0_BYTES
-            and self.m * (self.chunk + 2 * self.np) * 4 <= L0C_BYTES
-        )
 
 
 def _candidates(found: Paged, chunk: int) -> Iterator[AttendSizes]:
@@ -88,7 +48,10 @@ def _candidates(found: Paged, chunk: int) -> Iterator[AttendSizes]:
         tokens = max(1, most // group)
         m = -(-tokens * group // FRACTAL) * FRACTAL
         for columns in (128, 64, 32, 16):
-            yield AttendSizes(tokens, m, columns, columns, width, chunk, out_bytes)
+            yield AttendSizes(
+                tokens=tokens, m=m, tile=chunk, kp=columns, np=columns, width=width,
+                out_bytes=out_bytes,
+            )  # fmt: skip
 
 
 def refuses_cube(body: Graph) -> str | None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilewright.codegen.emit.ascendc_cube import FRACTAL, PARTS, CubeTile
 from tilewright.codegen.emit.ascendc_host import Launch
 from tilewright.codegen.emit.ascendc_latent import Latent
-from tilewright.codegen.emit.ascendc_memory import UB_BYTES, aligned
+from tilewright.codegen.emit.ascendc_memory import stacked
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
 from tilewright.graph.errors import LowerError
 
-FRACTAL, MOST_HEADS, L1_BYTES, L0_BYTES, L0C_BYTES = 16, 64, 524288, 65536, 262144
-PARTS = 3  # bf16 parts of an fp32 weight
+MOST_HEADS = 64
 # Rows of a tile, rows decoded at once, columns of one product of scores and of results.
 _SIZES = [
     (tile, sub, kp, np)
@@ -28,31 +28,22 @@ _SIZES = [
 ]
 
 
-@dataclass(frozen=True)
-class CubeSizes:
-    """`m` heads with padding, and the sizes above; bytes of a head's row and of a packed row."""
+@dataclass(frozen=True, kw_only=True)
+class CubeSizes(CubeTile):
+    """Of packed rows: `group` heads of an item, `sub` rows decoded at once, bytes of a packed row.
+    """
 
     group: int
-    m: int
-    tile: int
     sub: int
-    kp: int
-    np: int
-    width: int
     raw_bytes: int
-    out_bytes: int
 
     @property
     def buffer(self) -> dict[str, int]:
-        """Parts of the unified buffer of one vector core, in bytes."""
         half = self.m // 2
         return {
             "raw": self.sub * self.raw_bytes,
             "rows": self.sub * self.width * 2,
-            "scores": half * self.tile * 4,
-            "weights": PARTS * half * self.tile * 2,
-            "sums": half * self.width * 4,
-            "products": 2 * half * self.np * 4,
+            **self.products,
             "state": half * 12,
             "out": half * self.width * self.out_bytes,
         }
@@ -65,25 +56,6 @@ class CubeSizes:
             "weights": PARTS * self.m * self.tile * 2,
         }
 
-    @property
-    def slot_a(self) -> int:
-        return self.m * max(self.kp, self.tile) * 2
-
-    @property
-    def slot_b(self) -> int:
-        return self.tile * max(self.kp, self.np) * 2
-
-    @property
-    def fits(self) -> bool:
-        return (
-            self.width % self.kp == 0
-            and self.width % self.np == 0
-            and sum(map(aligned, self.buffer.values())) <= UB_BYTES
-            and sum(self.l1.values()) <= L1_BYTES
-            and 2 * max(self.slot_a, self.slot_b) <= L0_BYTES
-            and self.m * (self.tile + 2 * self.np) * 4 <= L0C_BYTES
-        )
-
 
 def _candidates(found: Latent, chunk: int) -> Iterator[CubeSizes]:
     raw = max(row.row_stride for row in found.lists)
@@ -93,7 +65,10 @@ def _candidates(found: Latent, chunk: int) -> Iterator[CubeSizes]:
         m = -(-group // FRACTAL) * FRACTAL
         for tile, sub, kp, np in _SIZES:
             if tile <= max(32, chunk):
-                yield CubeSizes(group, m, tile, sub, kp, np, found.width, raw, out)
+                yield CubeSizes(
+                    group=group, m=m, tile=tile, sub=sub, kp=kp, np=np, width=found.width,
+                    raw_bytes=raw, out_bytes=out,
+                )  # fmt: skip
 
 
 def refuses_cube(body: Graph) -> str | None:
@@ -120,12 +95,3 @@ def latent_cube(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
         tile=sizes.tile, sub=sizes.sub, kp=sizes.kp, np=sizes.np, slot_a=sizes.slot_a,
         slot_b=sizes.slot_b, offsets=stacked(sizes.buffer), at=stacked(sizes.l1),
     )  # fmt: skip
-
-
-def stacked(sizes: dict[str, int]) -> dict[str, int]:
-    """Return where each part starts, one after the other."""
-    places, at = {}, 0
-    for part, num_bytes in sizes.items():
-        places[part] = at
-        at += aligned(num_bytes)
-    return places

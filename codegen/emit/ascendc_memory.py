@@ -20,21 +20,32 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK) * BLOCK
 
 
+def stacked(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return where each part of these sizes in bytes starts, one after the other."""
+    places, at = {}, 0
+    for part, num_bytes in sizes.items():
+        places[part] = at
+        at += aligned(num_bytes)
+    return places
+
+
+def stacked_bytes(sizes: Mapping[str, int]) -> int:
+    """Return what all parts take together."""
+    return sum(map(aligned, sizes.values()))
+
+
 def places_of(spec: KernelSpec, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return where each part of these sizes in bytes starts, one after the other.
 
     Raises LowerError where they do not fit the unified buffer.
     """
-    places, at = {}, 0
-    for part, num_bytes in sizes.items():
-        places[part] = at
-        at += aligned(num_bytes)
-    if at > UB_BYTES:
+    total = stacked_bytes(sizes)
+    if total > UB_BYTES:
         raise LowerError(
-            f"{spec.kind} kernel '{spec.symbol}': does not fit the unified buffer: got {at} bytes, "
-            f"want at most {UB_BYTES}"
+            f"{spec.kind} kernel '{spec.symbol}': does not fit the unified buffer: got {total} "
+            f"bytes, want at most {UB_BYTES}"
         )
-    return places
+    return stacked(sizes)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tilewright.codegen.emit.ascendc_cube import FRACTAL, L0_BYTES, L0C_BYTES
 from tilewright.codegen.emit.ascendc_host import Launch, stored_as
 from tilewright.codegen.emit.ascendc_latent import PagedRows, launch, names_of, paged_rows, row_cell
-from tilewright.codegen.emit.ascendc_latent_cube import FRACTAL, L0_BYTES, L0C_BYTES
 from tilewright.codegen.emit.ascendc_memory import places_of
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.cpp import environment
