@@ -16,9 +16,11 @@ from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from tilewright.runtime.prompt import MAX_TEXT_CHARS
 
 MAX_TURNS = 100_000  # passes of loops and calls of macros in one rendering
-MAX_TEXT_CHARS = 64 << 20
 MAX_POWER_BITS = 1 << 14
 
 
@@ -30,7 +32,7 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     environment = _Bounded(trim_blocks=True, lstrip_blocks=True)
     tree = environment.parse(source)
     _count_turns(tree)
-    _measure_joins(tree)
+    _MeasuredJoins().visit(tree)
     template = Template.from_code(environment, environment.compile(tree), environment.globals)
     return template.render(**values)
 
@@ -93,23 +95,13 @@ def _count_turns(tree: nodes.Template) -> None:
             node.body.insert(0, nodes.ExprStmt(count, lineno=node.lineno))
 
 
-def _measure_joins(node: nodes.Node) -> None:
-    """Replace every `a ~ b` below a node by a call that looks at the length first."""
-    for name, value in list(node.iter_fields()):
-        if isinstance(value, list):
-            setattr(node, name, [_measured(each) for each in value])
-        else:
-            setattr(node, name, _measured(value))
+class _MeasuredJoins(NodeTransformer):
+    """Replaces every `a ~ b` by a call that looks at the length first."""
 
-
-def _measured(value: Any) -> Any:
-    if not isinstance(value, nodes.Node):
-        return value
-    _measure_joins(value)
-    if not isinstance(value, nodes.Concat):
-        return value
-    joined = nodes.EnvironmentAttribute("join")
-    return nodes.Call(joined, value.nodes, [], None, None, lineno=value.lineno)
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
+        self.generic_visit(node)
+        joined = nodes.EnvironmentAttribute("join")
+        return nodes.Call(joined, node.nodes, [], None, None, lineno=node.lineno)
 
 
 def _measured_filter(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,8 @@ from hypothesis import given
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tilewright.runtime.chat_template import MAX_TEXT_CHARS, render
+from tilewright.runtime.chat_template import render
+from tilewright.runtime.prompt import MAX_TEXT_CHARS
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "100% of x*y?"}]
 ORDINARY = [
