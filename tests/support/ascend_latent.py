@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from support.ascend_rows import TARGET
 from support.ascend_run import Built, build, printing_folder, specs_of
 from support.kernel_case import distinct_bodies
-from support.latent_cases import Problem, Step
-from support.paged_rows import format_of
+from support.latent_cases import Problem, Step, operands_of
 from tilewright.codegen.body import Body
 from tilewright.codegen.emit.shapes import constant
 from tilewright.graph import Graph, GraphBuilder, Role
-from tilewright.graph.types import BF16, F32, I32
+from tilewright.graph.types import BF16
 from tilewright.targets.ascend950.toolchain import AscendToolchain
 
 Array = NDArray[Any]
@@ -29,22 +28,8 @@ def graph_of(p: Problem) -> Graph:
     """The attention of a problem on queries as they come, twice its result as bf16."""
     b = GraphBuilder("latent")
     tokens, requests = (b.dim(n, Role.BATCH, upper=512) for n in ("tokens", "requests"))
-    window_blocks = b.dim("window_blocks", Role.CONTEXT, upper=512)
-    window_pages = b.dim("window_pages", Role.BATCH, upper=1 << 20)
-    window = b.state("window", format_of(p.window_format), window_pages, p.per_page, p.width)
-    operands = [
-        b.input("q", BF16, tokens, p.heads, p.width), window, b.input("positions", I32, tokens),
-        b.input("request_rows", I32, tokens),
-        b.input("window_tables", I32, requests, window_blocks), b.weight("sink", F32, p.heads),
-    ]  # fmt: skip
-    if p.op != "attend_window":
-        blocks = b.dim("cache_blocks", Role.CONTEXT, upper=512)
-        pages = b.dim("pages", Role.BATCH, upper=1 << 20)
-        kind = format_of(p.entry_format)
-        operands.append(b.state("entries", kind, pages, p.entries_per_page, p.width))
-        operands.append(b.input("block_tables", I32, requests, blocks))
-    if p.op == "attend_selected":
-        operands.append(b.input("selected", I32, tokens, p.selected))
+    q = b.input("q", BF16, tokens, p.heads, p.width)
+    operands = operands_of(b, p, q, tokens, requests)
     b.output("out", b.cast(b.op(p.op, *operands, **p.attrs) * 2.0, BF16))
     return b.build()
 

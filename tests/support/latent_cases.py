@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from support.paged_rows import format_of, random_rows
 from support.paged_steps import Tables, Tokens, make_tables, make_tokens, poisoned
 from tilewright.graph import Graph, GraphBuilder, Role
+from tilewright.graph.build import Value
+from tilewright.graph.dims import Dim
 from tilewright.graph.ops import op_def
 from tilewright.graph.types import BF16, F32, I32
 
@@ -55,15 +57,10 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-def build(p: Problem) -> Graph:
-    b = GraphBuilder("latent")
-    tokens = b.dim("tokens", Role.BATCH, upper=4096)
-    requests = b.dim("requests", Role.BATCH, upper=512)
+def operands_of(b: GraphBuilder, p: Problem, q: Value, tokens: Dim, requests: Dim) -> list[Value]:
+    """Declare what a problem's attention reads beside its queries; return all its operands."""
     window_blocks = b.dim("window_blocks", Role.CONTEXT, upper=512)
     window_pages = b.dim("window_pages", Role.BATCH, upper=1 << 20)
-    q = b.input("q", BF16 if p.epilogue else F32, tokens, p.heads, p.width)
-    if p.epilogue and p.scaled:
-        q = b.cast(b.cast(q, F32) * 0.5, BF16)
     window = b.state("window", format_of(p.window_format), window_pages, p.per_page, p.width)
     operands = [
         q, window, b.input("positions", I32, tokens), b.input("request_rows", I32, tokens),
@@ -77,6 +74,17 @@ def build(p: Problem) -> Graph:
         operands.append(b.input("block_tables", I32, requests, blocks))
     if p.op == "attend_selected":
         operands.append(b.input("selected", I32, tokens, p.selected))
+    return operands
+
+
+def build(p: Problem) -> Graph:
+    b = GraphBuilder("latent")
+    tokens = b.dim("tokens", Role.BATCH, upper=4096)
+    requests = b.dim("requests", Role.BATCH, upper=512)
+    q = b.input("q", BF16 if p.epilogue else F32, tokens, p.heads, p.width)
+    if p.epilogue and p.scaled:
+        q = b.cast(b.cast(q, F32) * 0.5, BF16)
+    operands = operands_of(b, p, q, tokens, requests)
     out = b.op(p.op, *operands, **p.attrs)
     scaled = out * 2.0 if p.epilogue and p.scaled else out
     b.output("out", b.cast(scaled, BF16) if p.epilogue else out)
