@@ -9,7 +9,6 @@ reference, and no compiler.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import traceback
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.tools.dev import device_checks, device_deepseek, device_speed
+from tilewright.tools.dev.halves import halves
 from tilewright.tools.dev.machine import machine
 
 GREEDY = Path("tests/data/smollm2_greedy.json")
@@ -26,17 +26,9 @@ PEER_KEYS = {"rope_theta": 10000.0}
 
 def main() -> None:
     """Build or run, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    build_parser = commands.add_parser("build")
-    build_parser.add_argument("folder", type=Path)
-    build_parser.add_argument("--target", default="sm90")
-    run_parser = commands.add_parser("run")
-    run_parser.add_argument("folder", type=Path)
-    run_parser.add_argument("-o", "--output", type=Path, required=True)
-    run_parser.add_argument("--greedy", type=Path, default=GREEDY)
-    run_parser.add_argument("--only", nargs="*", help="names of sections")
-    asked = parser.parse_args()
+    parsers = halves(__doc__, "names of sections")
+    parsers.run.add_argument("--greedy", type=Path, default=GREEDY)
+    asked = parsers.whole.parse_args()
     if asked.command == "build":
         build(asked.folder, asked.target)
     else:

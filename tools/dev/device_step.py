@@ -9,10 +9,11 @@ python -m tilewright.tools.dev.device_step run out/step -o out/step.json
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
+
+from tilewright.tools.dev.halves import halves
 
 CONFIG = "deepseek-v4.1-flash"
 # Modes by layer: window, window with Engram, full (ratio 2), reuse, full (ratio 1, candidates),
@@ -32,17 +33,9 @@ MAX_CONTEXT, MAX_TOKENS, MAX_REQUESTS = 1 << 17, 8192, 256
 
 def main() -> None:
     """Build or run, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    build_parser = commands.add_parser("build")
-    build_parser.add_argument("folder", type=Path)
-    build_parser.add_argument("--target", default="sm90")
-    build_parser.add_argument("--jobs", type=int, default=2)
-    run_parser = commands.add_parser("run")
-    run_parser.add_argument("folder", type=Path)
-    run_parser.add_argument("-o", "--output", type=Path, required=True)
-    run_parser.add_argument("--only", nargs="*", help="ends of the names of steps")
-    asked = parser.parse_args()
+    parsers = halves(__doc__, "ends of the names of steps")
+    parsers.build.add_argument("--jobs", type=int, default=2)
+    asked = parsers.whole.parse_args()
     if asked.command == "build":
         build(asked.folder, asked.target, asked.jobs)
     else:
