@@ -13,7 +13,7 @@ from tilewright.codegen.emit.triton_host import (
     Pointer,
     host_text,
     pointers,
-    workspace_pointers,
+    softmax_parts,
 )
 from tilewright.codegen.emit.triton_paged import row_cells
 from tilewright.codegen.expr import print_scalar
@@ -143,14 +143,7 @@ def _launches(anchor: Node, units: DimJson, split: int) -> tuple[list[Launch], D
     groups = heads // HEADS
     if not split:
         return [Launch("attend", (groups, tokens, 1), THREADS // 32)], 0
-    parts: DimJson = ["mul", tokens, heads, units, 4]
-    work, scratch = workspace_pointers(
-        {
-            "part_max": ("fp32", parts),
-            "part_sum": ("fp32", parts),
-            "part_mix": ("fp32", ["mul", parts, WIDTH]),
-        }
-    )
+    work, scratch = softmax_parts(tokens, heads, units, WIDTH)
     return [
         Launch("parts", (groups, tokens, ["ceildiv", units, split]), THREADS // 32, 1, work),
         Launch("combine", (heads, tokens, 1), COMBINE_THREADS // 32, 1, work),

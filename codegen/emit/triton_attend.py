@@ -13,7 +13,7 @@ from tilewright.codegen.emit.triton_host import (
     host_text,
     launch_table,
     parameters,
-    workspace_pointers,
+    softmax_parts,
 )
 from tilewright.codegen.emit.triton_places import Index, joined_masks
 from tilewright.codegen.emit.triton_rows import power_of_two
@@ -110,15 +110,8 @@ def _launches(
         tile = schedule["tile"]
         tiles: DimJson = ["ceildiv", count, tile] if tile > 1 else count
         return [Launch("attend", (tiles, kv_heads, 1), warps, stages)], 0
-    parts: DimJson = ["mul", count, heads, chunks, 4]
     spans: DimJson = ["ceildiv", chunks, schedule["span"]]
-    work, scratch = workspace_pointers(
-        {
-            "part_max": ("fp32", parts),
-            "part_sum": ("fp32", parts),
-            "part_mix": ("fp32", ["mul", parts, width]),
-        }
-    )
+    work, scratch = softmax_parts(count, heads, chunks, width)
     return [
         Launch("parts", (count, kv_heads, spans), warps, stages, work),
         Launch("combine", (count, heads, 1), max(1, min(4, width // 32)), 2, work),

@@ -181,3 +181,18 @@ def workspace_pointers(
         rounded: DimJson = ["mul", ["ceildiv", num_bytes, 256], 256]
         total = rounded if total == 0 else ["add", total, rounded]
     return tuple(found), total
+
+
+def softmax_parts(
+    tokens: DimJson, heads: int, parts: DimJson, width: int
+) -> tuple[tuple[Pointer, ...], DimJson]:
+    """Place what attention in parts leaves for each token and head: the largest score, the sum of
+    weights and `width` weighted values of every part, in fp32. Return pointers and bytes."""
+    each: DimJson = ["mul", tokens, heads, parts, 4]
+    return workspace_pointers(
+        {
+            "part_max": ("fp32", each),
+            "part_sum": ("fp32", each),
+            "part_mix": ("fp32", ["mul", each, width]),
+        }
+    )

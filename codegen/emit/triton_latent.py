@@ -12,7 +12,7 @@ from tilewright.codegen.emit.triton_host import (
     host_text,
     launch_table,
     parameters,
-    workspace_pointers,
+    softmax_parts,
 )
 from tilewright.codegen.emit.triton_paged import (
     Slice,
@@ -162,14 +162,7 @@ def _launches(
     options = schedule["warps"], schedule["stages"]
     if not schedule["split"]:
         return [Launch("attend", (tokens, groups, 1), *options)], 0
-    parts: DimJson = ["mul", tokens, heads, units, 4]
-    work, scratch = workspace_pointers(
-        {
-            "part_max": ("fp32", parts),
-            "part_sum": ("fp32", parts),
-            "part_mix": ("fp32", ["mul", parts, width]),
-        }
-    )
+    work, scratch = softmax_parts(tokens, heads, units, width)
     return [
         Launch("parts", (tokens, groups, units), *options, work),
         Launch("combine", (tokens, heads, 1), max(1, min(4, width // 128)), 2, work),

@@ -3,8 +3,6 @@
 // tensors are addresses in device memory. That form has never been compiled or run by its authors.
 #pragma once
 #ifdef TW_MODEL
-#include <string.h>
-
 #include "tw_host.h"
 #include "tw_launch_kernel.h"
 
@@ -18,17 +16,7 @@ static inline tw::Tensor tw_gm(const char* name, const DLTensor* t, bool writabl
   return {name, (uintptr_t)t->data, (uint64_t)tw_bytes(t), writable, unit};
 }
 
-// Raises what the model found as a ValueError of TVM-FFI.
-static inline int tw_raise(const char* text) {
-  TVMFFIByteArray kind = {"ValueError", 10}, message = {text, strlen(text)}, backtrace = {"", 0};
-  TVMFFIObjectHandle error = nullptr;
-  if (TVMFFIErrorCreate(&kind, &message, &backtrace, &error) != 0) return -1;
-  TVMFFIErrorSetRaised(error);
-  TVMFFIObjectDecRef(error);
-  return -1;
-}
-
-// Runs one kernel on all tensors of the entry; returns from it at a fault.
+// Runs one kernel on all tensors of the entry; raises what the model found and returns from it.
 #define TW_RUN(kernel, kind, blocks, call)                                                    \
   {                                                                                           \
     char text[4096];                                                                          \

@@ -52,13 +52,7 @@ void find_flaw(const DLTensor* t, int code, int bits, int ndim, Flaw* flaw) {
 
 }  // namespace
 
-int tw_fail(const char* kernel, const char* format, ...) {
-  char text[448];
-  int used = snprintf(text, 128, "kernel '%s': ", kernel);
-  va_list values;
-  va_start(values, format);
-  vsnprintf(text + (used < 127 ? used : 127), 320, format, values);
-  va_end(values);
+int tw_raise(const char* text) {
   // By hand: TVMFFIErrorSetRaisedFromCStr also walks the stack, which takes seconds under torch.
   TVMFFIByteArray kind = {"ValueError", 10}, message = {text, strlen(text)}, backtrace = {"", 0};
   TVMFFIObjectHandle error = nullptr;
@@ -66,6 +60,16 @@ int tw_fail(const char* kernel, const char* format, ...) {
   TVMFFIErrorSetRaised(error);
   TVMFFIObjectDecRef(error);
   return -1;
+}
+
+int tw_fail(const char* kernel, const char* format, ...) {
+  char text[448];
+  int used = snprintf(text, 128, "kernel '%s': ", kernel);
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text + (used < 127 ? used : 127), 320, format, values);
+  va_end(values);
+  return tw_raise(text);
 }
 
 bool tw_check_count(const char* kernel, int32_t got, int32_t want) {

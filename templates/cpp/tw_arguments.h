@@ -11,6 +11,9 @@
 // Where this artifact's tensors lie: each device's host part defines it.
 TW_HIDDEN extern const int tw_device_type;
 
+// Raises a ValueError of this text in TVM-FFI and returns -1.
+TW_HIDDEN int tw_raise(const char* text);
+
 // Raises a ValueError "kernel '<kernel>': <text>" in TVM-FFI and returns -1: `return tw_fail(...)`.
 TW_HIDDEN int tw_fail(const char* kernel, const char* format, ...)
     __attribute__((format(printf, 2, 3)));
