@@ -8,7 +8,6 @@ them; the plain cores would take ten times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tilewright.codegen.emit.triton_thin import parts_bytes
 from tilewright.codegen.spec import Numerics, Schedule
@@ -53,18 +52,6 @@ def thin_scratch(
 ) -> int:
     """Bytes of the sums of all segments."""
     return evaluate(from_json(parts_bytes(body, numerics)), bounds)
-
-
-def unless_thin(template: KernelTemplate) -> KernelTemplate:
-    """Return a template that leaves such bodies to `THIN`."""
-
-    def accepts(body: Graph) -> str | None:
-        refusal = template.accepts(body)
-        if refusal is None and accepts_thin(body) is None:
-            return "is few sums of long rows: template 'thin' takes it"
-        return refusal
-
-    return replace(template, accepts=accepts)
 
 
 THIN = KernelTemplate(

@@ -2,6 +2,6 @@
 
 from tilewright.targets.nvidia.contract import CONTRACT
 from tilewright.targets.nvidia.kernels import ATTEND, LATENT, ROW, SELECT
-from tilewright.targets.nvidia.thin import THIN, unless_thin
+from tilewright.targets.nvidia.thin import THIN
 
-KERNELS = (unless_thin(CONTRACT), ATTEND, LATENT, SELECT, ROW, THIN)
+KERNELS = (THIN, CONTRACT, ATTEND, LATENT, SELECT, ROW)

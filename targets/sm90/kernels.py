@@ -9,8 +9,6 @@ from tilewright.targets.nvidia.kernels import (
     SELECT,
     SELECT_HOPPER,
 )
-from tilewright.targets.nvidia.thin import THIN, unless_thin
+from tilewright.targets.nvidia.thin import THIN
 
-KERNELS = (
-    unless_thin(CONTRACT), ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW, THIN,
-)  # fmt: skip
+KERNELS = (THIN, CONTRACT, ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW)

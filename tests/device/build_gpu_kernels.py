@@ -74,7 +74,7 @@ def graphs() -> Iterator[tuple[str, Graph, int, bool]]:
 def specs_of(graph: Graph, count: int, target: Any) -> Iterator[tuple[str, list[KernelSpec]]]:
     """Every kernel with schedules for few rows and for many."""
     for name, kind, body in distinct_bodies(graph):
-        template = next(t for t in target.kernels if t.kind == kind)
+        template = next(t for t in target.kernels if t.name == kind)
         reason = template.accepts(body.graph)
         assert reason is None, reason
         numerics = derive(kind, body.graph, target)

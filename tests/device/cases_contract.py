@@ -89,7 +89,7 @@ def _timed() -> dict[str, Graph]:
 def _specs(graph: Graph, target: Any, count: int) -> list[KernelSpec]:
     """Schedules for few rows and for many in turn, those that come first and some of the rest."""
     body = only_body(graph)
-    template = next(t for t in target.kernels if t.kind == "contract")
+    template = next(t for t in target.kernels if t.name == "contract")
     reason = template.accepts(body.graph)
     assert reason is None, reason
     numerics = derive("contract", body.graph, target)

@@ -75,7 +75,7 @@ def test_scan_refuses_unordered_sums_and_approximations() -> None:
 def test_schedules_are_many_and_first_is_taken() -> None:
     target = resolve("sm90")[0]
     for _, kind, body in distinct_bodies(tiny_graph("q4_1", settings=BF16)):
-        template = next(t for t in target.kernels if t.kind == kind)
+        template = next(t for t in target.kernels if t.name == kind)
         numerics = derive(kind, body.graph, target)
         for rows in (1, 16, 512):
             found = template.schedules(body.graph, numerics, rows)
@@ -186,7 +186,7 @@ def test_printed_kernels(name: str, golden: Any) -> None:
     target = resolve("sm90")[0]
     graph = tiny_graph("q4_1", settings=BF16)
     group, kind, body = next(b for b in distinct_bodies(graph) if b[0] == name)
-    template = next(t for t in target.kernels if t.kind == kind)
+    template = next(t for t in target.kernels if t.name == kind)
     numerics = derive(kind, body.graph, target)
     schedule = template.schedules(body.graph, numerics, 1)[0]
     spec = KernelSpec(kind, body.graph, template.name, numerics, schedule, body.buffers)

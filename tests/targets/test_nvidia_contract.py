@@ -39,7 +39,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 def specs(name: str, target_name: str, rows: int) -> list[KernelSpec]:
     target = resolve(target_name)[0]
     body = only_body(GRAPHS[name]())
-    template = next(t for t in target.kernels if t.kind == "contract")
+    template = next(t for t in target.kernels if t.name == "contract")
     numerics = derive("contract", body.graph, target)
     return [
         KernelSpec("contract", body.graph, "contract", numerics, schedule, body.buffers)
@@ -102,7 +102,7 @@ def test_many_rows_come_by_the_copy_engine_where_tiles_fit() -> None:
 
 
 def refused(graph: Graph) -> str | None:
-    template = next(t for t in resolve("sm90")[0].kernels if t.kind == "contract")
+    template = next(t for t in resolve("sm90")[0].kernels if t.name == "contract")
     return template.accepts(only_body(graph).graph)
 
 
@@ -127,7 +127,7 @@ def test_refusals() -> None:
 
 def compiled(names: list[str], target_name: str, rows: list[int], count: int, folder: Path) -> None:
     target, toolchain = resolve(target_name)
-    template = next(t for t in target.kernels if t.kind == "contract")
+    template = next(t for t in target.kernels if t.name == "contract")
     sources = {}
     for name in names:
         for number in rows:

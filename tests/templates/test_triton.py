@@ -27,7 +27,7 @@ DIMS = {"tokens": 5, "requests": 3, "request_blocks": 20, "cache_blocks": 60, "l
 def specs(graph: Any, rows: int) -> list[tuple[str, KernelSpec]]:
     found = []
     for name, kind, body in distinct_bodies(graph):
-        template = next(t for t in TARGET.kernels if t.kind == kind)
+        template = next(t for t in TARGET.kernels if t.name == kind)
         assert template.accepts(body.graph) is None
         numerics = derive(kind, body.graph, TARGET)
         schedule = template.schedules(body.graph, numerics, rows)[0]

@@ -25,7 +25,7 @@ from tilewright.graph import Graph
 from tilewright.targets.registry import resolve
 
 TARGET = resolve("sm90")[0]
-TEMPLATE = next(t for t in TARGET.kernels if t.kind == "contract")
+TEMPLATE = next(t for t in TARGET.kernels if t.name == "contract")
 SMALL = {"bm": 16, "bn": 16, "bk": 128, "warps": 4, "stages": 2, "row_warps": 4, "split": 0,
          "listed": 0}  # fmt: skip
 
