@@ -351,7 +351,6 @@ def _kernel_records(
             first.setdefault(spec.symbol, plan)
     records = []
     for spec in specs:
-        flops, num_bytes = kernel_cost(spec)
         records.append(
             KernelRecord(
                 symbol=spec.symbol,
@@ -360,8 +359,7 @@ def _kernel_records(
                 nodes=first[spec.symbol].group.nodes,
                 numerics=spec.numerics.to_json(),
                 schedule=spec.schedule.to_json(),
-                flops=flops,
-                num_bytes=num_bytes,
+                **kernel_cost(spec),
             )
         )
     return tuple(records)

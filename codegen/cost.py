@@ -4,57 +4,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.codegen.body import root_of
 from tilewright.codegen.target import Target
-from tilewright.graph import Graph
+from tilewright.graph import Graph, Node
 from tilewright.graph.dims import Dim, normalise
-from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.ops import op_def
+from tilewright.graph.types import TensorType
 
 
 @dataclass(frozen=True)
 class BodyCost:
-    """`flops` of all nodes, and the bytes of operands and results that cross the kernel's
-    border."""
+    """`flops` of all nodes, the bytes of operands and results that cross the kernel's border, and
+    the bytes of weights among them."""
 
     flops: Dim
     num_bytes: Dim
+    weight_bytes: Dim
 
 
 def body_cost(body: Graph) -> BodyCost:
-    """Return the cost of one launch. States count only what a step reads or writes of them."""
+    """Return the cost of one launch. Of weights and states only what a step touches counts."""
     flops: Dim = 0
-    for node in body.nodes:
-        operands = [body.type_of(i) for i in node.inputs]
-        flops = flops + op_def(node.op).cost(operands, node.type, node.attr).flops
-    moved: Dim = 0
+    weights: Dim = sum((_weight_bytes(body, w.name) for w in body.weights), 0)
+    moved: Dim = weights
     for value in [v for _, v in body.outputs] + [i.name for i in body.inputs]:
         moved = moved + body.type_of(value).num_bytes
-    moved = moved + _weight_bytes(body) + _state_bytes(body)
-    return BodyCost(normalise(flops), normalise(moved))
-
-
-def _weight_bytes(body: Graph) -> Dim:
-    """Weights are read once; a table only in the rows looked up."""
-    total: Dim = 0
-    for weight in body.weights:
-        users = [body.node[u] for u in body.users[weight.name]]
-        if users and all(u.op == "embedding" for u in users):
-            rows = users[0].type.shape[0]
-            total = total + rows * weight.type.with_shape(1, weight.type.shape[1]).num_bytes
-        else:
-            total = total + weight.type.num_bytes
-    return total
-
-
-def _state_bytes(body: Graph) -> Dim:
-    """Stores write the step's rows; attention reads each request's blocks."""
-    total: Dim = 0
     for node in body.nodes:
-        if op_def(node.op).kind is Kind.STORE:
-            total = total + body.type_of(node.inputs[1]).num_bytes
-        if op_def(node.op).kind is Kind.ATTEND:
-            tables, cache = body.type_of(node.inputs[5]), body.type_of(node.inputs[1])
-            total = total + 2 * cache.with_shape(*tables.shape, *cache.shape[1:]).num_bytes
-    return total
+        flops = flops + op_def(node.op).flops(_operands(body, node), node.type, node.attr)
+        for index, name in enumerate(node.inputs):
+            if root_of(body, name) in body.state:
+                moved = moved + _touched(body, node, index)
+    return BodyCost(normalise(flops), normalise(moved), normalise(weights))
+
+
+def _operands(body: Graph, node: Node) -> tuple[TensorType, ...]:
+    return tuple(body.type_of(i) for i in node.inputs)
+
+
+def _touched(body: Graph, node: Node, index: int) -> Dim:
+    return op_def(node.op).bytes_of(index, _operands(body, node), node.type, node.attr)
+
+
+def _weight_bytes(body: Graph, weight: str) -> Dim:
+    """A weight is read once, however many nodes use it; of a table, what each of them looks up."""
+    users = [body.node[u] for u in body.users[weight]]
+    places = [(u, i) for u in users for i, name in enumerate(u.inputs) if name == weight]
+    if places and all(i in op_def(u.op).touched for u, i in places):
+        return sum((_touched(body, u, i) for u, i in places), 0)
+    return body.type_of(weight).num_bytes
 
 
 def roofline_seconds(flops: float, num_bytes: float, target: Target, threads: int = 1) -> float:

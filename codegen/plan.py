@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
 from tilewright.codegen.body import Body, extract, memory_type, root_of
 from tilewright.codegen.buffers import Lifetime, place
 from tilewright.codegen.config import CompileConfig
-from tilewright.codegen.cost import body_cost
+from tilewright.codegen.cost import BodyCost, body_cost
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.passes.partition import kind_of
 from tilewright.codegen.select import Choice, select
@@ -302,7 +302,7 @@ def _read_group(graph: Graph, state: State) -> int:
     return ratio if 0 < ratio <= state.window else 1
 
 
-def kernel_cost(spec: KernelSpec) -> tuple[Extent, Extent]:
-    """Return operations and bytes of a kernel as JSON expressions of the dims."""
+def kernel_cost(spec: KernelSpec) -> dict[str, Extent]:
+    """Return a kernel's operations, bytes and bytes of weights as JSON expressions of the dims."""
     cost = body_cost(spec.body)
-    return to_json(cost.flops), to_json(cost.num_bytes)
+    return {f.name: to_json(getattr(cost, f.name)) for f in fields(BodyCost)}

@@ -64,6 +64,11 @@ def ceil_div(a: Dim, b: int) -> Dim:
     return sympy.ceiling(sympy.sympify(a) / b)
 
 
+def smaller(a: Dim, b: Dim) -> Dim:
+    """Return the smaller of two extents."""
+    return normalise(sympy.Min(a, b))
+
+
 def normalise(dim: Dim) -> Dim:
     """Return an int for constant extents, else the sympy expression."""
     if isinstance(dim, bool):

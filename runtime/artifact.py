@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from tilewright.runtime.errors import ArtifactError
 
-FORMAT = 2
+FORMAT = 3
 ABI = "tvm-ffi/1"
 
 ROW_MAJOR = "row_major"  # the layout of a weight stored as its type and shape say
@@ -100,7 +100,8 @@ def weight_tensor(weight: WeightRecord) -> TensorRecord:
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One loadable kernel. `numerics` decides bits, `schedule` only speed."""
+    """One loadable kernel. `numerics` decides bits, `schedule` only speed. `num_bytes` are those a
+    launch moves, `weight_bytes` the weights among them."""
 
     symbol: str
     template: str
@@ -110,6 +111,7 @@ class KernelRecord:
     schedule: Mapping[str, Any]
     flops: Extent
     num_bytes: Extent
+    weight_bytes: Extent
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from tilewright.runtime import Engine, SamplingParams
-from tilewright.runtime.artifact import KernelRecord, LaunchRecord, Manifest, WeightRecord, evaluate
+from tilewright.runtime.artifact import KernelRecord, LaunchRecord, Manifest, evaluate
 from tilewright.runtime.cache_layout import cache_layout, ring_pages
 from tilewright.runtime.executor import Executor
 from tilewright.tools.plain_step import Step, plain_step
@@ -109,10 +109,6 @@ class CostTable:
     def kernels(self) -> Mapping[str, KernelRecord]:
         return {k.symbol: k for k in self.manifest.kernels}
 
-    @cached_property
-    def _weights(self) -> Mapping[str, WeightRecord]:
-        return {w.name: w for w in self.manifest.weights}
-
     def launch(self, launch: LaunchRecord, dims: Mapping[str, int]) -> tuple[int, int]:
         """Return operations and bytes of one launch."""
         kernel = self.kernels[launch.kernel]
@@ -121,23 +117,8 @@ class CostTable:
     def step(self, launches: Sequence[LaunchRecord], dims: Mapping[str, int]) -> StepCost:
         """Return the cost of all launches of a step."""
         costs = [self.launch(launch, dims) for launch in launches]
-        weights = sum(self._weight_bytes(launch, dims) for launch in launches)
+        weights = sum(evaluate(self.kernels[la.kernel].weight_bytes, dims) for la in launches)
         return StepCost(sum(f for f, _ in costs), sum(b for _, b in costs), weights)
-
-    def _weight_bytes(self, launch: LaunchRecord, dims: Mapping[str, int]) -> int:
-        """Weights read by a launch; of a table that is looked up, only the rows of the tokens.
-
-        Bytes that do not grow with any dim are weights read whole; packing may pad these.
-        """
-        fixed = evaluate(self.kernels[launch.kernel].num_bytes, dict.fromkeys(dims, 0))
-        total = 0
-        for argument in launch.arguments:
-            if argument.kind == "weight":
-                weight = self._weights[argument.name]
-                is_table = weight.num_bytes > 2 * fixed
-                rows = min(dims["tokens"], weight.shape[0]) if is_table else weight.shape[0]
-                total += weight.num_bytes * rows // weight.shape[0]
-        return total
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:

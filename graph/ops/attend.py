@@ -40,12 +40,6 @@ def _append(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return result
 
 
-def _append_traffic(inputs: Types, output: TensorType) -> Dim:
-    """Bytes of the entries read and stored, and of the slots: the rest of the cache stays."""
-    _, x, slots = inputs
-    return x.num_bytes * 2 + slots.num_bytes
-
-
 register(
     OpDef(
         name="append",
@@ -54,7 +48,7 @@ register(
         infer=_infer_append,
         reference=_append,
         flops=lambda inputs, output, attrs: 0,
-        traffic=_append_traffic,
+        touched={0: lambda inputs, output, attrs: inputs[1].num_bytes},
         doc="The cache with row i of x stored in slot slots[i]; slots of a step are distinct.",
     )
 )
@@ -115,12 +109,10 @@ def _weighted_sum(
     return torch.einsum("hts,htsd->thd", weights, seen)
 
 
-def _attend_traffic(inputs: Types, output: TensorType) -> Dim:
+def _pages_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
     """Bytes when every request fills its block table: each cached entry is read once."""
-    q, k, _, positions, rows, tables = inputs
-    cached = k.with_shape(tables.num_elements, *k.shape[1:]).num_bytes * 2
-    small = positions.num_bytes + rows.num_bytes + tables.num_bytes
-    return q.num_bytes + cached + small + output.num_bytes
+    cache, tables = inputs[1], inputs[5]
+    return cache.with_shape(tables.num_elements, *cache.shape[1:]).num_bytes
 
 
 register(
@@ -133,7 +125,7 @@ register(
         flops=lambda inputs, output, attrs: product(output.shape)
         * 4 * inputs[5].shape[1] * inputs[1].shape[2],
         attrs={"scale": float},
-        traffic=_attend_traffic,
+        touched={1: _pages_read, 2: _pages_read},
         reduced_axes=((), (0, 2), (0, 2), (), (), ()),
         doc="softmax(scale q k^T) v, causal by absolute position, grouped queries: query head h "
         "reads kv head h // (heads / kv_heads).",

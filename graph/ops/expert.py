@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.graph.dims import Dim, product
+from tilewright.graph.dims import Dim, product, smaller
 from tilewright.graph.ir import Attrs
 from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import F32, I32, TensorType
@@ -39,10 +39,10 @@ def _expert_linear(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor
     return result
 
 
-def _expert_traffic(inputs: Types, output: TensorType) -> Dim:
-    """Bytes when each slot reads an expert of its own: an upper bound, exact for one token."""
-    x, w, ids = inputs
-    return x.num_bytes + w.with_shape(*w.shape[1:]).num_bytes * ids.num_elements + output.num_bytes
+def _experts_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes when each slot has an expert of its own: an upper bound, exact for one token."""
+    w, ids = inputs[1], inputs[2]
+    return w.with_shape(*w.shape[1:]).num_bytes * smaller(ids.num_elements, w.shape[0])
 
 
 register(
@@ -53,7 +53,7 @@ register(
         infer=_infer_expert_linear,
         reference=_expert_linear,
         flops=lambda inputs, output, attrs: product(output.shape) * inputs[0].shape[-1] * 2,
-        traffic=_expert_traffic,
+        touched={1: _experts_read},
         reduced_axes=((-1,), (2,), ()),
         doc="y[t, s] = w[ids[t, s]] x[t] (or x[t, s]); weights [experts, n, k].",
     )

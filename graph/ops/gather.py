@@ -23,11 +23,9 @@ def _infer_gather_rows(inputs: Types, attrs: Attrs) -> TensorType:
     return x.with_shape(rows.shape[0], *x.shape[1:])
 
 
-def _embedding_traffic(inputs: Types, output: TensorType) -> Dim:
-    """Bytes of the rows read, the ids and the result."""
-    ids, table = inputs
-    rows = table.with_shape(product(output.shape[:-1]), output.shape[-1])
-    return rows.num_bytes + ids.num_bytes + output.num_bytes
+def _rows_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes of the rows of the table that are looked up."""
+    return inputs[1].with_shape(product(output.shape[:-1]), output.shape[-1]).num_bytes
 
 
 register(
@@ -39,7 +37,7 @@ register(
         reference=lambda inputs, attrs: inputs[1][inputs[0].long()],
         flops=lambda inputs, output, attrs: 0,
         far=(1,),
-        traffic=_embedding_traffic,
+        touched={1: _rows_read},
         doc="Row ids[..] of a table [n, width], which may be block-quantised: [.., width].",
     )
 )
@@ -52,7 +50,7 @@ register(
         reference=lambda inputs, attrs: inputs[0][inputs[1].long()],
         flops=lambda inputs, output, attrs: 0,
         far=(0,),
-        traffic=lambda inputs, output: output.num_bytes * 2 + inputs[1].num_bytes,
+        touched={0: lambda inputs, output, attrs: output.num_bytes},
         doc="Row rows[i] of an activation; bits are copied as they are.",
     )
 )

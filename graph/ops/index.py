@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.graph.dims import Dim, product
+from tilewright.graph.dims import Dim, product, smaller
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows, rows_at
+from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows, row_bytes, rows_at
 from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import I32, TensorType
 
@@ -119,10 +119,17 @@ def _select(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return torch.cat([_largest(scores, k) for scores, k in choices(inputs, attrs)], 1)
 
 
-def _traffic(inputs: Types, output: TensorType) -> Dim:
-    q, keys, tables = inputs[0], inputs[2], inputs[5]
-    pages = keys.with_shape(tables.num_elements, *keys.shape[1:])
-    return q.num_bytes + pages.num_bytes + output.num_bytes
+def _keys_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes of every key of every request, read once."""
+    keys, tables = inputs[2], inputs[5]
+    return row_bytes(keys) * tables.num_elements * keys.shape[1]
+
+
+def _candidates_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes of the keys of candidate blocks, or of all if that is less."""
+    keys, tables = inputs[2], inputs[5]
+    read = inputs[6].num_elements * _attr(attrs, "block_size")
+    return row_bytes(keys) * smaller(read, tables.num_elements * keys.shape[1])
 
 
 def _flops(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
@@ -140,7 +147,7 @@ register(
         infer=_infer_select,
         reference=_select,
         flops=_flops,
-        traffic=_traffic,
+        touched={2: _keys_read},
         attrs=_ATTRS,
         reduced_axes=_REDUCED,
         doc="The k visible entries of largest score, ascending by entry, then -1. Operands: q "
@@ -155,7 +162,7 @@ register(
         infer=_infer_with_blocks,
         reference=_select,
         flops=_flops,
-        traffic=_traffic,
+        touched={2: _keys_read},
         attrs={**_ATTRS, "blocks": int, "block_size": int},
         reduced_axes=_REDUCED,
         doc="[tokens, k + blocks]: select_entries, then the `blocks` blocks of `block_size` entries"
@@ -170,7 +177,7 @@ register(
         infer=_infer_within,
         reference=_select,
         flops=_flops,
-        traffic=_traffic,
+        touched={2: _candidates_read},
         attrs={**_ATTRS, "block_size": int},
         reduced_axes=(*_REDUCED, ()),
         doc="select_entries among entries of candidate blocks [tokens, blocks]; -1 is no block.",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.graph.dims import Dim, product
+from tilewright.graph.dims import Dim, product, smaller
 from tilewright.graph.ir import Attrs
-from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows, rows_at
+from tilewright.graph.ops.pages import check_tokens, entry_slots, page_rows, row_bytes, rows_at
 from tilewright.graph.ops.registry import Kind, OpDef, Types, floats, register, want
 from tilewright.graph.types import F32, I32, TensorType
 
@@ -114,15 +114,19 @@ def _attend_all(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return _attend_entries(inputs, attrs, entry.where(entry < count[:, None], -1))
 
 
-def _traffic(inputs: Types, output: TensorType) -> Dim:
-    """Bytes when each request's window and whole table are read once."""
-    q, window, tables = inputs[0], inputs[1], inputs[4]
-    total = q.num_bytes + output.num_bytes
-    total = total + window.with_shape(tables.num_elements, *window.shape[1:]).num_bytes
-    if len(inputs) > 6:
-        compressed, pages = inputs[6], inputs[7]
-        total = total + compressed.with_shape(pages.num_elements, *compressed.shape[1:]).num_bytes
-    return total
+def _window_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes of the windows: what each token reads, or all the tables name if that is less."""
+    state, tables = inputs[1], inputs[4]
+    read = inputs[0].shape[0] * int(str(attrs["window"]))
+    return row_bytes(state) * smaller(read, tables.num_elements * state.shape[1])
+
+
+def _compressed_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes of compressed entries: every one of every request, or no more than were selected."""
+    state, tables = inputs[6], inputs[7]
+    entries = tables.num_elements * state.shape[1]
+    read = smaller(inputs[8].num_elements, entries) if len(inputs) == 9 else entries
+    return row_bytes(state) * read
 
 
 def _flops(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
@@ -143,7 +147,7 @@ register(
         infer=_infer_window,
         reference=_attend_window,
         flops=_flops,
-        traffic=_traffic,
+        touched={1: _window_read},
         attrs=_WINDOW,
         reduced_axes=((), (0, 1), (), (), (), ()),
         doc="Operands: queries, window state, positions, request_rows, window tables, sink.",
@@ -157,7 +161,7 @@ register(
         infer=_infer_all,
         reference=_attend_all,
         flops=_flops,
-        traffic=_traffic,
+        touched={1: _window_read, 6: _compressed_read},
         attrs={**_WINDOW, "ratio": int},
         reduced_axes=((), (0, 1), (), (), (), (), (0, 1), ()),
         doc="As attend_window, and every entry e < (position + 1) // ratio of a compressed state, "
@@ -172,7 +176,7 @@ register(
         infer=_infer_selected,
         reference=lambda inputs, attrs: _attend_entries(inputs, attrs, inputs[8]),
         flops=_flops,
-        traffic=_traffic,
+        touched={1: _window_read, 6: _compressed_read},
         attrs=_WINDOW,
         reduced_axes=((), (0, 1), (), (), (), (), (0, 1), (), ()),
         doc="As attend_window, and the entries of a compressed state that `selected` [tokens, k] "

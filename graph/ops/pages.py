@@ -34,6 +34,16 @@ def page_rows(state: TensorType, name: str = "state") -> None:
     want(fits, f"{name} is not paged rows: got {state}, want [pages, entries, width]")
 
 
+def row_bytes(state: TensorType) -> Dim:
+    """Bytes of one entry of a state [pages, entries, width]."""
+    return state.with_shape(1, 1, state.shape[2]).num_bytes
+
+
+def one_entry(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes of a table of which each token reads one entry."""
+    return 4 * output.shape[0]
+
+
 def entry_slots(
     entries: torch.Tensor, rows: torch.Tensor, tables: torch.Tensor, per_page: int
 ) -> torch.Tensor:
@@ -82,7 +92,7 @@ register(
         reference=_page_slots,
         flops=lambda inputs, output, attrs: 0,
         far=(2,),
-        traffic=lambda inputs, output: output.num_bytes * 3,
+        touched={2: lambda inputs, output, attrs: output.num_bytes},
         attrs={"ratio": int, "entries": int},
         doc="Slot of the entry that a token completes (position + 1 a multiple of `ratio`), else "
         "-1. Operands: positions, request_rows, tables; `entries` stand in a page.",
@@ -107,11 +117,6 @@ def _append_rows(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return flat.reshape(state.shape)
 
 
-def _append_traffic(inputs: Types, output: TensorType) -> Dim:
-    _, x, slots = inputs
-    return x.num_bytes * 2 + slots.num_bytes
-
-
 register(
     OpDef(
         name="append_rows",
@@ -120,7 +125,7 @@ register(
         infer=_infer_append_rows,
         reference=_append_rows,
         flops=lambda inputs, output, attrs: 0,
-        traffic=_append_traffic,
+        touched={0: lambda inputs, output, attrs: inputs[1].num_bytes},
         doc="The state with row i of x stored in slot slots[i]; a slot of -1 stores nothing. The "
         "slots of a step are distinct.",
     )
@@ -185,10 +190,10 @@ def _pool(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return result.index_put((mine,), pooled)
 
 
-def _pool_traffic(inputs: Types, output: TensorType) -> Dim:
-    values = inputs[0]
-    rows = values.with_shape(output.shape[0], values.shape[2])
-    return rows.num_bytes * 2 + output.num_bytes
+def _pooled_rows(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    """Bytes of values or gates: on average a token reads a row, two with overlap."""
+    rows = output.shape[0] * (2 if attrs["overlap"] else 1)
+    return row_bytes(inputs[0]) * rows
 
 
 register(
@@ -200,7 +205,7 @@ register(
         reference=_pool,
         flops=lambda inputs, output, attrs: product(output.shape) * 12,
         far=(0, 1, 4),
-        traffic=_pool_traffic,
+        touched={0: _pooled_rows, 1: _pooled_rows, 4: one_entry},
         attrs={"ratio": int, "overlap": bool},
         reduced_axes=((0, 1), (0, 1), (), (), ()),
         doc="For a token that completes a window of `ratio` positions: per channel, the softmax of "
@@ -248,6 +253,12 @@ def _ngram(inputs: Sequence[torch.Tensor], attrs: Attrs) -> torch.Tensor:
     return torch.stack(found, 1).int()
 
 
+def _grams_read(inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+    multipliers = attrs["multipliers"]
+    assert isinstance(multipliers, tuple)
+    return row_bytes(inputs[0]) * output.shape[0] * len(multipliers)
+
+
 register(
     OpDef(
         name="ngram_rows",
@@ -257,7 +268,7 @@ register(
         reference=_ngram,
         flops=lambda inputs, output, attrs: 0,
         far=(0, 3),
-        traffic=lambda inputs, output: output.num_bytes * 2,
+        touched={0: _grams_read, 3: one_entry},
         attrs={"multipliers": tuple, "primes": tuple, "pad": int},
         doc="Rows of an n-gram table (Engram): h = id[i] m[0], then h ^= id[i - k] m[k] for k = 1,"
         " 2, ..; each (k + 1)-gram has as many heads as primes share it, row = h mod prime + the "

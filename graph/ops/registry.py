@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Types: TypeAlias = Sequence[TensorType]
 Infer: TypeAlias = Callable[[Types, Attrs], TensorType]
+Touched: TypeAlias = Callable[[Types, TensorType, Attrs], Dim]
 
 
 class Kind(Enum):
@@ -46,14 +47,6 @@ class Cost:
 ROUNDING_OPS = ("cast", "quantise")  # no pass may add, move or remove one
 
 
-def traffic(inputs: Types, output: TensorType) -> Dim:
-    """Bytes when every operand is read once and the output is written once."""
-    total: Dim = output.num_bytes
-    for operand in inputs:
-        total = total + operand.num_bytes
-    return total
-
-
 @dataclass(frozen=True)
 class OpDef:
     """What an op means: type rule, torch reference, cost; `attrs` gives the type of each attribute.
@@ -61,8 +54,8 @@ class OpDef:
     `reference(inputs, attrs)` computes in the dtype of its floating inputs (fp32 or fp64).
     `scalar(attrs, *operands)` is the lowering of an elementwise op. `expand(builder, inputs,
     attrs)` is the definition of a composite op. `reduced_axes` lists, per operand, the axes summed
-    over. `far`: operands of which a result row reads other rows than its own. `traffic` counts
-    bytes where an op touches only part of an operand.
+    over. `far`: operands of which a result row reads other rows than its own. `touched`: by
+    operand, the bytes an op reads of it (a store: writes), where that is not the whole of it.
     """
 
     name: str
@@ -76,11 +69,20 @@ class OpDef:
     expand: Callable[..., Any] | None = None
     reduced_axes: tuple[tuple[int, ...], ...] = ()
     far: tuple[int, ...] = ()
-    traffic: Callable[[Types, TensorType], Dim] = traffic
+    touched: Mapping[int, Touched] = field(default_factory=dict)
     doc: str = ""
 
     def cost(self, inputs: Types, output: TensorType, attrs: Attrs) -> Cost:
-        return Cost(self.flops(inputs, output, attrs), self.traffic(inputs, output))
+        moved: Dim = 0 if self.kind is Kind.STORE else output.num_bytes
+        for index in range(len(inputs)):
+            moved = moved + self.bytes_of(index, inputs, output, attrs)
+        return Cost(self.flops(inputs, output, attrs), moved)
+
+    def bytes_of(self, index: int, inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
+        """Bytes that the op touches of one operand."""
+        if index in self.touched:
+            return self.touched[index](inputs, output, attrs)
+        return inputs[index].num_bytes
 
     def checked_type(self, inputs: Types, attrs: Attrs) -> TensorType:
         """Return the output type; raise ShapeError for a wrong operand, attribute or shape."""

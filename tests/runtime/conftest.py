@@ -129,10 +129,10 @@ def bucket(name: str, tokens: int) -> dict[str, Any]:
 def manifest() -> dict[str, Any]:
     kernel = {
         "template": "rows", "source": "sources/kernels.cpp", "nodes": [], "numerics": {},
-        "schedule": {}, "flops": ["mul", "tokens", 8], "num_bytes": 0,
+        "schedule": {}, "flops": ["mul", "tokens", 8], "num_bytes": 0, "weight_bytes": 0,
     }  # fmt: skip
     return {
-        "format": 2, "abi": "tvm-ffi/1", "version": "0.1.0", "mode": "deterministic",
+        "format": 3, "abi": "tvm-ffi/1", "version": "0.1.0", "mode": "deterministic",
         "dtype": "f32", "invariance": "proven", "numerics_digest": "", "compile_config": {},
         "target": {"name": "cpu", "variant": "x86-64", "features": [], "compiler": "g++",
                    "flags": []},

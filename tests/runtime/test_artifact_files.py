@@ -216,7 +216,7 @@ def deep(levels: int) -> Any:
 
 
 EDITS: dict[str, Callable[[Tree], Any]] = {
-    "format 1 is not supported: want 2; compile the model again": lambda t: t.update(format=1),
+    "format 2 is not supported: want 3; compile the model again": lambda t: t.update(format=2),
     "abi other is not supported: want tvm-ffi/1; compile the model again": lambda t: t.update(
         abi="other"
     ),
