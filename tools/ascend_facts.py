@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.runtime.artifact import Manifest
 from tilewright.runtime.artifact_files import read_manifest
 from tilewright.runtime.devices import ascend950_model
 from tilewright.runtime.engine import Engine
@@ -42,16 +43,25 @@ def pipe_facts(path: Path, *, trace: Path | None = None) -> list[dict[str, Any]]
             trace.write_text(model.trace())
         found = model.facts()
         model.configure()
-    return found
+    return [{**record, "groups": _groups(manifest, record["kernel"])} for record in found]
+
+
+def _groups(manifest: Manifest, kernel: str) -> list[str]:
+    """Return the fused groups of the graph that a device kernel computes, or a part of."""
+    launches = [launch for bucket in manifest.buckets for launch in bucket.launches]
+    return list(dict.fromkeys(x.group for x in launches if kernel.startswith(f"k_{x.kernel}")))
 
 
 def pipe_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
     """Return the records as text."""
-    yield f"one step of {PROMPT_TOKENS} tokens on the functional model; cycles are modelled"
+    total = sum(record["cycles"] for record in facts)
+    yield f"one step of at most {PROMPT_TOKENS} tokens on the functional model"
+    yield f"{total} cycles one kernel after the other, modelled and never measured"
     for record in facts:
-        launches = record["launches"]
+        launches, groups = record["launches"], record["groups"]
         yield ""
-        yield f"{record['kernel']}: {launches} launches, {record['cycles'] // launches} cycles each"
+        yield f"{record['kernel']}: {launches} x {record['cycles'] // launches} cycles"
+        yield f"  computes {groups[0]}" + (f" and {len(groups) - 1} more" if groups[1:] else "")
         busy = ", ".join(f"{pipe} {cycles // launches}" for pipe, cycles in record["busy"].items())
         yield f"  busy cycles over all cores: {busy}"
         moved = ", ".join(f"{name} {n // launches}" for name, n in record["bytes"].items())

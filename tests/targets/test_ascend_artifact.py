@@ -117,6 +117,7 @@ def test_order_of_pipes_does_not_change_bits(artifact: Path) -> None:
 def test_inspect_shows_pipes_and_writes_a_timeline(artifact: Path, tmp_path: Path) -> None:
     facts = pipe_facts(artifact, trace=tmp_path / "trace.json")
     lines = "\n".join(pipe_lines(facts))
+    assert "  computes layers.0.o_proj and 1 more\n" in lines
     assert "AIC M " in lines and "gm_to_l1 " in lines
     assert re.search(r"memories: UB \d+\.\.\d+ of 253952", lines)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

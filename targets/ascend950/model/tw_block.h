@@ -120,6 +120,7 @@ class Block {
   std::string describe(uint32_t site) const;
   std::string describe(const Where& where) const;
   bool touch(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
+  bool touch_first(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
   bool seen_before(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
   bool touch_gm(uintptr_t address, uint64_t bytes, bool write);
   void simd_access(uint64_t offset, int bytes, const uint8_t* mask, const char* name);
@@ -160,5 +161,5 @@ class Block {
   friend struct VectorRun;
 };
 
-extern thread_local Block* current_block;
+extern __thread Block* current_block;
 }  // namespace tw
