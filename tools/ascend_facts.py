@@ -37,7 +37,7 @@ def pipe_facts(path: Path, *, trace: Path | None = None) -> list[dict[str, Any]]
     tokens = [int(i) for i in rng.integers(0, manifest.model.vocab_size, most)]
     with Engine(path, num_threads=None) as engine:
         model = ascend950_model.Ascend950Model(path.absolute() / manifest.library)
-        model.configure(trace=trace is not None)
+        model.configure(trace=trace is not None, buffers=True)
         engine.logits(tokens)
         if trace is not None:
             trace.write_text(model.trace())
@@ -71,3 +71,5 @@ def pipe_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
             for name, (first, end, size) in record["buffers"].items()
         )
         yield f"  memories: {used}"
+        for memory, first, end, pipe, call, line in record["map"]:
+            yield f"    {memory} {first}..{end}: {call} on {pipe}, line {line}"
