@@ -27,6 +27,12 @@ def accepts(target: TargetRecord) -> bool:
             f"target '{NAME}' cannot run here: no device runs it yet; compile the model with "
             "--simulate to run it on the functional model"
         )
+    machine = platform.machine()
+    if target.features and machine not in target.features:
+        raise ArtifactError(
+            f"variant '{target.variant}' is for another architecture: got {machine}, want "
+            f"{', '.join(target.features)}; compile the model again on this machine"
+        )
     return True
 
 
