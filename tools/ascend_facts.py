@@ -18,6 +18,8 @@ from tilewright.runtime.engine import Engine
 from tilewright.runtime.errors import ArtifactError
 
 PROMPT_TOKENS = 8
+MOST_PARTS = 4  # of a memory that one instruction wrote, each on a line of its own
+Range = tuple[str, int, int, str, str, int]  # memory, first byte, end, pipe, call, line
 
 
 def pipe_facts(path: Path, *, trace: Path | None = None) -> list[dict[str, Any]]:
@@ -71,5 +73,22 @@ def pipe_lines(facts: list[dict[str, Any]]) -> Iterator[str]:
             for name, (first, end, size) in record["buffers"].items()
         )
         yield f"  memories: {used}"
-        for memory, first, end, pipe, call, line in record["map"]:
-            yield f"    {memory} {first}..{end}: {call} on {pipe}, line {line}"
+        yield from _map_lines(record["map"])
+
+
+def _map_lines(ranges: list[Range]) -> Iterator[str]:
+    """What each instruction left, in order; one that left many parts on one line."""
+    parts: dict[tuple[str, str, str, int], list[tuple[int, int]]] = {}
+    for memory, first, end, pipe, call, line in ranges:
+        parts.setdefault((memory, pipe, call, line), []).append((first, end))
+    lines = []
+    for (memory, pipe, call, line), found in parts.items():
+        by = f"{call} on {pipe}, line {line}"
+        if len(found) > MOST_PARTS:
+            size = sum(end - first for first, end in found)
+            span = f"{found[0][0]}..{found[-1][1]}"
+            lines.append((memory, found[0][0], f"{span} in {len(found)} parts, {size} bytes: {by}"))
+        else:
+            lines += [(memory, first, f"{first}..{end}: {by}") for first, end in found]
+    for memory, _, text in sorted(lines):
+        yield f"    {memory} {text}"
