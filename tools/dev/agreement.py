@@ -4,8 +4,8 @@ one rounding of fp32.
 
     python -m tilewright.tools.dev.agreement CHECKPOINT ascend=ARTIFACT cpu=ARTIFACT
 
-Texts are written by the first artifact's model itself at temperature 1. A position counts as clear
-where the two best logits of the fp64 reference are more than 0.05 apart.
+Texts are written by the first artifact's model itself at temperature 1. Of all positions, and of
+those where the two best logits of the fp64 reference are more than 0.05 and 0.25 apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.reference import HONOUR_CASTS, Observer, Precision
 from tilewright.tools.dev.perplexity import Floats, reference_logits
 
-MARGIN = 0.05
+MARGINS = (0.0, 0.05, 0.25)
 REFERENCE, MOVED, FP32 = "reference in fp64", "the same, sums moved", "reference in fp32"
 _SUMS = (Kind.ATTEND, Kind.CONTRACT, Kind.REDUCE)
 WIDE = Precision(torch.float64, honour_casts=True)
@@ -35,27 +35,30 @@ WIDE = Precision(torch.float64, honour_casts=True)
 
 @dataclass(frozen=True)
 class Pair:
-    """How often two expect the same token, of all positions and of clear ones; how far apart their
-    logits are, root of the mean square; the margins of the reference where they differ."""
+    """How often two expect the same token, and of how many positions, for each of the margins that
+    positions have at least; how far apart their logits are, root of the mean square; the margins of
+    the reference where they differ."""
 
     names: tuple[str, str]
-    same: int
-    tokens: int
-    clear_same: int
-    clear: int
+    same: tuple[int, ...]
+    tokens: tuple[int, ...]
     distance: float
     margins: tuple[float, ...]
 
     @property
-    def clear_part(self) -> float:
-        return self.clear_same / self.clear
+    def text(self) -> str:
+        counts = ", ".join(
+            f"{same} of {count} ({same / max(count, 1):.1%})"
+            for same, count in zip(self.same, self.tokens, strict=True)
+        )
+        return f"{' / '.join(self.names):45} {counts}; logits {self.distance:.3f} apart"
 
 
-def written(artifact: Path, *, texts: int, length: int) -> list[list[int]]:
-    """Texts of so many tokens that a model writes, the same ones each time."""
+def written(artifact: Path, *, texts: int, length: int, first: int = 0) -> list[list[int]]:
+    """Texts of so many tokens that a model writes, the same ones each time; `first` is a seed."""
     with runtime.load(artifact) as engine:
         found = []
-        for seed in range(texts):
+        for seed in range(first, first + texts):
             params = runtime.SamplingParams(max_tokens=length - 1, seed=seed, ignore_eos=True)
             (output,) = engine.generate([seed + 7], params)
             found.append([seed + 7, *output.token_ids])
@@ -97,12 +100,14 @@ def pairs(found: Mapping[str, Floats]) -> Iterator[Pair]:
     margin = best[:, -1] - best[:, -2]
     for a, b in combinations(found, 2):
         same = found[a].argmax(1) == found[b].argmax(1)
-        clear = margin > MARGIN
         distance = np.sqrt(((found[a].astype(np.float64) - found[b]) ** 2).mean())
         yield Pair(
-            (a, b), int(same.sum()), len(same), int((same & clear).sum()), int(clear.sum()),
-            float(distance), tuple(round(float(m), 3) for m in np.sort(margin[~same])),
-        )  # fmt: skip
+            names=(a, b),
+            same=tuple(int((same & (margin >= least)).sum()) for least in MARGINS),
+            tokens=tuple(int((margin >= least).sum()) for least in MARGINS),
+            distance=float(distance),
+            margins=tuple(round(float(m), 3) for m in np.sort(margin[~same])),
+        )
 
 
 def main(
@@ -110,22 +115,15 @@ def main(
     artifacts: Annotated[list[str], typer.Argument(metavar="NAME=ARTIFACT...")],
     texts: Annotated[int, typer.Option(help="Texts.")] = 4,
     length: Annotated[int, typer.Option(help="Tokens of each.")] = 256,
+    first: Annotated[int, typer.Option(help="Seed of the first text.")] = 0,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Print a line for each pair."""
     paths = {name: Path(path) for name, path in (a.split("=", 1) for a in artifacts)}
-    rows = written(next(iter(paths.values())), texts=texts, length=length)
+    rows = written(next(iter(paths.values())), texts=texts, length=length, first=first)
     found = {name: artifact_logits(path, rows) for name, path in paths.items()}
     for pair in pairs(found | references(checkpoint, rows)):
-        if as_json:
-            print(json.dumps(asdict(pair)))
-            continue
-        print(
-            f"{' / '.join(pair.names):45} {pair.same} of {pair.tokens} "
-            f"({pair.same / pair.tokens:.1%}), clear ones {pair.clear_same} of {pair.clear} "
-            f"({pair.clear_part:.1%}), logits {pair.distance:.3f} apart; margins where they "
-            f"differ {list(pair.margins)}"
-        )
+        print(json.dumps(asdict(pair)) if as_json else f"{pair.text}; differ at {pair.margins}")
 
 
 if __name__ == "__main__":
