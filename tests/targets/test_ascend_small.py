@@ -2,8 +2,8 @@
 it expects the next token that the fp64 reference and the CPU artifact expect.
 
 No computation in fp32 can be asked for equality: a last bit tips a code of four bits now and then,
-and what follows differs visibly. The reference with its own sums moved by up to one rounding shows by
-how much. So equality is asked for where the reference's two best logits are apart by three times
+and what follows differs visibly. The reference with its own sums moved by up to one rounding shows
+by how much. So equality is asked for where the reference's two best logits are apart by three times
 that; elsewhere, to be no farther off than the reference is from itself.
 """
 
