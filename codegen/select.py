@@ -20,7 +20,8 @@ class Choice:
 
 
 def select(group: Group, body: Body, target: Target) -> Choice:
-    """Return the first template that accepts the group; TargetError gives every refusal."""
+    """Return the first template that accepts the group; TargetError gives every refusal of those
+    for groups of its kind."""
     refusals: list[tuple[str, str]] = []
     for template in target.kernels:
         if template.kind != group.kind:
@@ -33,7 +34,9 @@ def select(group: Group, body: Body, target: Target) -> Choice:
     anchor = next(
         (n for n in body.graph.nodes if op_def(n.op).kind.value == group.kind), body.graph.nodes[-1]
     )
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals)
+    asked = {t.name for t in target.kernels if t.kind == group.kind}
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals if name in asked)
+    reasons = reasons or f"it has no template for {group.kind} groups"
     raise TargetError(
         f"no kernel accepts '{anchor.op}' of '{group.name}' on {target.name}: {reasons}"
     )

@@ -37,6 +37,8 @@ def inspect_command(
         raise RequestError("inspect 'kernel': prints a source: want no --stage or --json beside it")
     if trace is not None and stage != "pipes":
         raise RequestError("inspect 'trace': is of the Ascend model: want --stage pipes beside it")
+    if html is not None and stage == "pipes":
+        raise RequestError("inspect 'html': a page has no pipes: want no --stage pipes beside it")
     if stage == "pipes":
         _print_pipes(artifact, trace, as_json=as_json)
         return

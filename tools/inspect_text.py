@@ -23,7 +23,8 @@ STAGES = (
 
 
 def stage_facts(artifact: ArtifactText, stage: str | None) -> Any:
-    """Return a stage as JSON data; no stage is the summary. Raises ArtifactError if unknown."""
+    """Return a stage as JSON data; no stage is the summary. Raises ArtifactError if unknown; pipes,
+    a stage that runs the artifact, is none of these."""
     manifest = artifact.manifest
     match stage:
         case None:
@@ -44,7 +45,8 @@ def stage_facts(artifact: ArtifactText, stage: str | None) -> Any:
             return coverage_facts()
         case "manifest":
             return manifest_facts(manifest)
-    raise ArtifactError(f"stage '{stage}': unknown: have {', '.join(STAGES)}")
+    have = ", ".join((*STAGES, "pipes"))
+    raise ArtifactError(f"stage '{stage}': unknown: have {have}")
 
 
 def stage_text(artifact: ArtifactText, stage: str | None) -> str:

@@ -68,8 +68,8 @@ class CpuMeasure:
     ) -> None:  # fmt: skip
         if target.name != "cpu":
             raise TargetError(
-                f"target '{target.name}': cannot be measured: got kernels for a GPU, want target "
-                "'cpu'; compile without --tune"
+                f"target '{target.name}': cannot be measured: got kernels for another device, want "
+                "target 'cpu'; compile without --tune"
             )
         self._templates = {t.name: t for t in target.kernels}
         self._toolchain = toolchain

@@ -5,13 +5,15 @@ TileLang's dialect has no form for rows that page tables name, nor for a list th
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.codegen.emit.ascendc_cube import FRACTAL, L0_BYTES, L0C_BYTES
 from tilewright.codegen.emit.ascendc_host import Launch, stored_as
 from tilewright.codegen.emit.ascendc_latent import PagedRows, launch, names_of, paged_rows, row_cell
-from tilewright.codegen.emit.ascendc_memory import places_of
+from tilewright.codegen.emit.ascendc_memory import UB_BYTES, stacked, stacked_bytes
 from tilewright.codegen.emit.ascendc_rows import SIZES
 from tilewright.codegen.emit.cpp import environment
 from tilewright.codegen.emit.cpp_types import Storage, storage
@@ -19,7 +21,8 @@ from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph, Node
 
-TILE = 128  # entries scored at once, cut to whole blocks
+TILES = (128, 64, 32, 16)  # entries scored at once, cut to whole blocks: the first that fits
+Parts = dict[str, int]  # bytes of the parts of a unified buffer
 
 
 @dataclass(frozen=True)
@@ -43,17 +46,17 @@ class Selection:
         return self.node.inputs[6] if len(self.node.inputs) > 6 else ""
 
     @property
-    def facts(self) -> dict[str, int]:
-        return _facts(self.body, self.node, self.within)
+    def k(self) -> int:
+        return int(str(self.node.attr["k"]))
 
     def stored(self, place: int) -> Storage:
         return storage(self.body.type_of(self.node.inputs[place]).dtype)
 
     def render(
-        self, symbol: str, template: str, kind: str, **more: Any
+        self, symbol: str, template: str, kind: str, facts: Parts, **more: Any
     ) -> tuple[list[str], list[Launch]]:
         """Return the device text and its launch; `kind` of cores, places of the template."""
-        body, node, name, facts = self.body, self.node, f"k_{symbol}", self.facts
+        body, node, name = self.body, self.node, f"k_{symbol}"
         q, w, keys, positions, request_rows, tables = node.inputs[:6]
         pointers = [(stored_as(body, n).ctype, n) for n in (q, w, keys)]
         ints = (positions, request_rows, tables, self.within, node.name)
@@ -69,16 +72,36 @@ class Selection:
         return [text], [launch(name, body, pointers, node.type.shape[0], extents, kind)]
 
 
+Measure = Callable[[Selection, Parts], tuple[Parts, ...]]
+
+
+def refuses(body: Graph) -> str | None:
+    """Say why a selection does not go to the vector cores: its lists must fit."""
+    return _refuses_lists(Selection.of(body), _vector_parts)
+
+
 def select(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     """Return the device text and its launch."""
     found = Selection.of(spec.body)
-    held, weighed, cell = found.stored(0), found.stored(1), found.rows.cell
+    held, cell = found.stored(0), found.rows.cell
+    facts = _tiled(found, found.k, _vector_parts)
+    assert facts, spec.symbol
     return found.render(
-        spec.symbol, "ascendc/select.asc.j2", "vector", cell=cell,
+        spec.symbol, "ascendc/select.asc.j2", "vector", facts, cell=cell,
         cell_load="{0}" if cell == "float" else "tw_bf16_to_f32({0})",
         q_load=held.load, q_type=held.ctype, q_bytes=SIZES[held.ctype],
-        offsets=places_of(spec, _sizes(found.facts, found.rows, held.ctype, weighed.ctype)),
+        offsets=stacked(*_vector_parts(found, facts)),
     )  # fmt: skip
+
+
+def _vector_parts(found: Selection, facts: Parts) -> tuple[Parts, ...]:
+    heads, width, tile = (facts[n] for n in ("heads", "width", "tile"))
+    raw = 0 if found.within else tile * found.rows.row_stride
+    parts = {
+        "q": heads * width * SIZES[found.stored(0).ctype], "raw": raw,
+        "keys": tile * width * SIZES[found.rows.cell], "parts": 4 * tile * heads,
+    }  # fmt: skip
+    return ({**parts, **_lists(found, facts)},)
 
 
 # --- scores from the matrix unit ----------------------------------------------------------------
@@ -90,69 +113,87 @@ def refuses_cube(body: Graph) -> str | None:
     found = Selection.of(body)
     if found.stored(0).ctype != "uint16_t" or found.rows.cell != "uint16_t":
         return "keys or queries are f32, want bf16 or codes"
-    width, m, rows = found.facts["width"], _filled(found.facts["heads"]), _tile_rows(found)
+    facts = _facts(found, found.k, TILES[0])
+    width, m, rows = facts["width"], _filled(facts["heads"]), _filled(facts["tile"])
     if width % FRACTAL:
         return f"keys have {width} values, want a multiple of {FRACTAL}"
     l0c = 2 * m * rows * 4
     if max(m * width * 2, 2 * rows * width * 2) > L0_BYTES or l0c > L0C_BYTES:
-        return f"{found.facts['heads']} heads of {width} do not fit the memories"
-    return None
+        return f"{facts['heads']} heads of {width} do not fit the memories"
+    return _refuses_lists(found, _cube_parts)
 
 
 def select_cube(spec: KernelSpec) -> tuple[list[str], list[Launch]]:
     """Return the device text and its launch."""
     found = Selection.of(spec.body)
-    facts, weighed, m = found.facts, found.stored(1), _filled(found.facts["heads"])
-    rows, given, width = _tile_rows(found), found.facts["given"], found.facts["width"]
-    sizes = _sizes(facts, found.rows, "uint16_t", weighed.ctype)
-    products = {"products": 2 * m * rows * 4}
-    lists = {n: size for n, size in sizes.items() if n not in ("q", "raw", "keys", "parts")}
-    raw = 0 if given else facts["tile"] * found.rows.row_stride
-    keys = {"raw": raw, "keys": rows * width * 2, "given": 4 * given, "sorted": 4 * given,
-            "kept": 4 * given}  # fmt: skip
+    facts = _tiled(found, found.k, _cube_parts)
+    assert facts, spec.symbol
+    m, lists, keys = _filled(facts["heads"]), *_cube_parts(found, facts)
     return found.render(
-        spec.symbol, "ascendc/select_cube.asc.j2", "mix", m=m, tile_rows=rows,
-        at={"q": 0, "keys": m * width * 2}, offsets=places_of(spec, {**products, **lists}),
-        key_offsets=places_of(spec, keys),
+        spec.symbol, "ascendc/select_cube.asc.j2", "mix", facts, m=m,
+        tile_rows=_filled(facts["tile"]), at={"q": 0, "keys": m * facts["width"] * 2},
+        offsets=stacked(lists), key_offsets=stacked(keys),
     )  # fmt: skip
+
+
+def _cube_parts(found: Selection, facts: Parts) -> tuple[Parts, ...]:
+    """Of the vector core that keeps the list, of the one that decodes keys."""
+    rows, given = _filled(facts["tile"]), facts["given"]
+    raw = 0 if given else facts["tile"] * found.rows.row_stride
+    keys = {"raw": raw, "keys": rows * facts["width"] * 2, "given": 4 * given,
+            "sorted": 4 * given, "kept": 4 * given}  # fmt: skip
+    products = {"products": 2 * _filled(facts["heads"]) * rows * 4}
+    return {**products, **_lists(found, facts)}, keys
 
 
 def _filled(count: int) -> int:
     return -(-count // FRACTAL) * FRACTAL
 
 
-def _tile_rows(found: Selection) -> int:
-    return _filled(found.facts["tile"])
-
-
 # --- sizes --------------------------------------------------------------------------------------
 
 
-def _facts(body: Graph, node: Node, within: str) -> dict[str, int]:
+def _refuses_lists(found: Selection, parts: Measure) -> str | None:
+    """Say how many entries could be selected, if what is asked for does not fit."""
+    if _tiled(found, found.k, parts):
+        return None
+    most = bisect_left(range(found.k), True, key=lambda k: _tiled(found, k, parts) is None) - 1
+    what = f"a list of {found.k} entries does not fit the unified buffer"
+    return f"{what}: want k of at most {most}" if most > 0 else f"{what}, nor does any other"
+
+
+def _tiled(found: Selection, k: int, parts: Measure) -> Parts | None:
+    """Return the numbers of a selection with the largest tile that fits."""
+    for most in TILES:
+        facts = _facts(found, k, most)
+        if all(stacked_bytes(each) <= UB_BYTES for each in parts(found, facts)):
+            return facts
+    return None
+
+
+def _facts(found: Selection, k: int, most: int) -> Parts:
     """Numbers of a selection: its shape, entries scored at once, room of the growing lists."""
+    body, node = found.body, found.node
     heads, width = (constant(d) for d in body.type_of(node.inputs[0]).shape[1:])
-    k, blocks = int(str(node.attr["k"])), int(str(node.attr.get("blocks", 0)))
+    blocks = int(str(node.attr.get("blocks", 0)))
     block_size = int(str(node.attr.get("block_size", 1)))
-    tile = max(1, TILE // block_size) * block_size
+    tile = max(1, most // block_size) * block_size
     return {
         "heads": heads, "width": width, "k": k, "blocks": blocks, "block_size": block_size,
         "tile": tile, "room": k + 3 * tile,
         "block_room": blocks + 3 * (tile // block_size) if blocks else 0,
-        "given": constant(body.type_of(within).shape[1]) if within else 0,
+        "given": constant(body.type_of(found.within).shape[1]) if found.within else 0,
     }  # fmt: skip
 
 
-def _sizes(facts: dict[str, int], rows: PagedRows, q_type: str, w_type: str) -> dict[str, int]:
-    """Bytes of each part of the unified buffer."""
-    heads, width, tile, given = (facts[n] for n in ("heads", "width", "tile", "given"))
-    room, block_room = facts["room"], facts["block_room"]
+def _lists(found: Selection, facts: Parts) -> Parts:
+    """Weights of heads and lists, in bytes."""
+    given, room, block_room = (facts[n] for n in ("given", "room", "block_room"))
     most = max(room, block_room)
     return {
-        "q": heads * width * SIZES[q_type], "w": heads * SIZES[w_type],
-        "raw": 0 if given else tile * rows.row_stride, "keys": tile * width * SIZES[rows.cell],
-        "parts": 4 * tile * heads, "held": 4 * room, "ids": 4 * room, "other": 4 * most,
-        "other_ids": 4 * most, "kept": 4 * max(most, given), "out": 4 * facts["k"],
-        "block_held": 4 * block_room, "block_ids": 4 * block_room,
+        "w": facts["heads"] * SIZES[found.stored(1).ctype], "held": 4 * room, "ids": 4 * room,
+        "other": 4 * most, "other_ids": 4 * most, "kept": 4 * max(most, given),
+        "out": 4 * facts["k"], "block_held": 4 * block_room, "block_ids": 4 * block_room,
         "block_out": 4 * facts["blocks"], "given": 4 * given, "sorted": 4 * given,
     }  # fmt: skip
 

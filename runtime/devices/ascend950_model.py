@@ -27,6 +27,12 @@ def accepts(target: TargetRecord) -> bool:
             f"target '{NAME}' cannot run here: no device runs it yet; compile the model with "
             "--simulate to run it on the functional model"
         )
+    machine = platform.machine()
+    if target.features and machine not in target.features:
+        raise ArtifactError(
+            f"variant '{target.variant}' is for another architecture: got {machine}, want "
+            f"{', '.join(target.features)}; compile the model again on this machine"
+        )
     return True
 
 
@@ -46,15 +52,19 @@ class Ascend950Model:
             function.restype = ctypes.c_int64
         self.machine = platform.machine()
 
-    def configure(self, *, adversarial: bool = False, trace: bool = False) -> None:
+    def configure(
+        self, *, adversarial: bool = False, trace: bool = False, buffers: bool = False
+    ) -> None:
         """Choose the order of pipes (as late as flags allow, or as early), and whether to keep a
-        timeline; forget what earlier launches did."""
-        self._set(int(adversarial), int(trace))
+        timeline and a map of buffers; forget what earlier launches did."""
+        self._set(int(adversarial), int(trace) + 2 * int(buffers))
         self._library.tw_model_reset()
 
     def facts(self) -> list[dict[str, Any]]:
         """Return for each kernel its launches, cycles, cycles by pipe, bytes by path, and the part
-        of each memory that it used: [first, end, size]."""
+        of each memory that it used: [first, end, size]. Where buffers are kept, `map` says what
+        stands in the memories of the first block at its end, by who wrote it: [memory, first, end,
+        pipe, call, line]."""
         found: list[dict[str, Any]] = json.loads(self._text("tw_model_facts"))
         return found
 

@@ -85,15 +85,19 @@ def _accepts_latent_cube(body: Graph) -> str | None:
     return _accepts_latent(body) or ascendc_latent_cube.refuses_cube(body)
 
 
-def _accepts_select(body: Graph) -> str | None:
+def _accepts_selection(body: Graph) -> str | None:
     if len(body.nodes) != 1:
         return "takes one selection alone"
     node = body.nodes[0]
     return _accepts_paged(body, node, node.inputs[0], (node.inputs[2],))
 
 
+def _accepts_select(body: Graph) -> str | None:
+    return _accepts_selection(body) or ascendc_select.refuses(body)
+
+
 def _accepts_select_cube(body: Graph) -> str | None:
-    return _accepts_select(body) or ascendc_select.refuses_cube(body)
+    return _accepts_selection(body) or ascendc_select.refuses_cube(body)
 
 
 def _accepts_paged(body: Graph, node: Node, q: str, states: tuple[str, ...]) -> str | None:

@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,8 +118,12 @@ def test_order_of_pipes_does_not_change_bits(artifact: Path) -> None:
 def test_inspect_shows_pipes_and_writes_a_timeline(artifact: Path, tmp_path: Path) -> None:
     facts = pipe_facts(artifact, trace=tmp_path / "trace.json")
     lines = "\n".join(pipe_lines(facts))
+    assert "  computes layers.0.o_proj and 1 more\n" in lines
     assert "AIC M " in lines and "gm_to_l1 " in lines
     assert re.search(r"memories: UB \d+\.\.\d+ of 253952", lines)
+    assert re.search(r"    L0C 0\.\.\d+: asc_mmad on AIC M, line \d+", lines)
+    assert re.search(r"    UB of AIV0 \d+\.\.\d+: asc_vf_call on AIV0 V, line \d+", lines)
+    check_maps(facts)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["ph"] for e in events} == {"X"} and all(e["dur"] > 0 for e in events)
     by_pipe: dict[tuple[int, str], float] = {}
@@ -126,6 +131,17 @@ def test_inspect_shows_pipes_and_writes_a_timeline(artifact: Path, tmp_path: Pat
         key = event["pid"], event["tid"]
         assert event["ts"] >= by_pipe.get(key, 0.0) - 0.2
         by_pipe[key] = event["ts"] + event["dur"]
+
+
+def check_maps(facts: list[dict[str, Any]]) -> None:
+    """Ranges of a memory do not meet, and lie in the part that is used."""
+    for record in facts:
+        ends: dict[str, int] = {}
+        for memory, first, end, *_ in record["map"]:
+            low, high, _ = record["buffers"][memory.partition(" ")[0]]
+            assert max(ends.get(memory, 0), low // 32 * 32) <= first < end <= -(-high // 32) * 32
+            ends[memory] = end
+        assert ends
 
 
 def test_facts_of_a_step(artifact: Path) -> None:

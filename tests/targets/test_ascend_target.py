@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,9 @@ from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.source import KernelSource
 from tilewright.graph.errors import LowerError, TargetError
+from tilewright.runtime.artifact import TargetRecord
+from tilewright.runtime.devices import ascend950_model
+from tilewright.runtime.errors import ArtifactError
 from tilewright.targets.ascend950 import chip
 from tilewright.targets.ascend950.target import PARTS, ascend950_target
 from tilewright.targets.registry import resolve
@@ -26,6 +32,17 @@ def test_parts_and_the_model() -> None:
     target, toolchain = resolve("ascend950:950dt-36")
     assert "tilelang" in toolchain.identity() and "functional model" not in toolchain.identity()
     assert target.peak_flops == pytest.approx(36 / 32 * 432e12)
+
+
+def test_a_library_for_another_machine_is_refused() -> None:
+    here = TargetRecord("ascend950", "950-4+model", (platform.machine(),), "g++", ())
+    assert ascend950_model.accepts(here)
+    with pytest.raises(ArtifactError) as error:
+        ascend950_model.accepts(replace(here, features=("pdp11",)))
+    assert str(error.value) == (
+        f"variant '950-4+model' is for another architecture: got {platform.machine()}, want pdp11; "
+        "compile the model again on this machine"
+    )
 
 
 def test_unknown_part() -> None:

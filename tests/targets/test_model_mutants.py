@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 from support.ascend import Variants
 from support.ascend_kernels import PRINTED, TEXTS, Case, case
 from support.ascend_mutants import (
+    attend_case,
+    attend_text,
     coded_case,
     coded_text,
     headers,
@@ -23,6 +26,8 @@ from support.ascend_mutants import (
     latent_text,
     mx_case,
     mx_text,
+    select_case,
+    select_text,
 )
 
 pytestmark = pytest.mark.cpu
@@ -130,6 +135,9 @@ EMITTED = {
     "coded": (coded_text, coded_case, 80),
     "mx": (mx_text, mx_case, 80),
     "latent": (latent_text, latent_case, 100),
+    "attend": (attend_text, attend_case, 100),
+    "blocks": (partial(select_text, "blocks"), select_case, 100),
+    "within": (partial(select_text, "within"), select_case, 100),
 }
 SHARES = 3  # of the mutants, compiled together
 

@@ -114,7 +114,11 @@ def test_refusals(call: Call, artifact: Path, tmp_path: Path) -> None:
     done = call("inspect", artifact, "--stage", "fuse")
     assert (done.code, done.err) == (
         1, "error: stage 'fuse': unknown: have model, fused, plan, kernels, numerics, memory, "
-        "coverage, manifest\n"
+        "coverage, manifest, pipes\n"
+    )  # fmt: skip
+    done = call("inspect", artifact, "--stage", "pipes", "--html", tmp_path / "page.html")
+    assert (done.code, done.err) == (
+        1, "error: inspect 'html': a page has no pipes: want no --stage pipes beside it\n"
     )  # fmt: skip
     done = call("inspect", artifact, "--kernel", "none")
     known = [k.symbol for k in ArtifactText(artifact).manifest.kernels]

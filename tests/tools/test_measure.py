@@ -213,6 +213,6 @@ def test_a_gpu_target_is_not_measured_on_a_cpu(tmp_path: Path) -> None:
     with pytest.raises(TargetError) as caught:
         CpuMeasure(target, toolchain, tmp_path)
     assert str(caught.value) == (
-        "target 'sm90': cannot be measured: got kernels for a GPU, want target 'cpu'; "
+        "target 'sm90': cannot be measured: got kernels for another device, want target 'cpu'; "
         "compile without --tune"
     )

@@ -2,24 +2,22 @@
 the Ascend 950, each once, for a few tokens of one request, on weights and states of zeros, with all
 checks; and how far each memory is used. Values are the business of tests.
 
-    python -m tilewright.tools.dev.ascend_full_size deepseek-v4.1-flash [950pr-32 [0/4]]
-
-0/4 runs the first of four parts of the kernels.
+    python -m tilewright.tools.dev.ascend_full_size CONFIG [--part P] [--share 0/4] [--but CONFIG]
 """
 
 from __future__ import annotations
 
 import mmap
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import tvm_ffi
+import typer
 
 from tilewright.codegen.arguments import argument_names, int_names, matrix_weights, needs_scratch
 from tilewright.codegen.body import Body
@@ -111,11 +109,19 @@ def launch(
     module[spec.symbol](*arguments, *(dims[n] for n in int_names(spec.body)))
 
 
-def report(config: str, part: str, share: tuple[int, int]) -> Iterator[str]:
+def new_kernels(config: str, part: str, known: list[str]) -> dict[str, tuple[KernelSpec, Body]]:
+    """Return the kernels of a configuration that none of the known ones has in equal form: what a
+    kernel computes, its numerics and its tiles decide its symbol."""
+    found = kernels_of(job_of(config, part))
+    for other in known:
+        for symbol in kernels_of(job_of(other, part)):
+            found.pop(symbol, None)
+    return found
+
+
+def report(job: CompileJob, chosen: list[tuple[KernelSpec, Body]]) -> Iterator[str]:
     """Yield a line for each kernel: seconds, modelled cycles, memories in bytes, or its faults."""
-    job = job_of(config, part)
     templates = {t.name: t for t in job.target.kernels}
-    chosen = list(kernels_of(job).values())[share[0] :: share[1]]
     sources = [emit(spec, templates[spec.template]) for spec, _ in chosen]
     cache = KernelCache(job.flags.cache, job.toolchain)
     built = cache.build(sources, jobs=job.jobs, progress=lambda *_: None)
@@ -124,32 +130,50 @@ def report(config: str, part: str, share: tuple[int, int]) -> Iterator[str]:
         job.toolchain.link(built.objects, library)
         module, model = tvm_ffi.load_module(str(library)), Ascend950Model(library)
         for spec, body in chosen:
-            model.configure()
-            start = time.perf_counter()
-            try:
-                launch(module, spec, body, templates[spec.template])
-                said = "clean"
-            except ValueError as error:
-                said = f"FAULT {error}"
-            used: dict[str, int] = {}
-            for record in model.facts():
-                for memory, (_, end, _) in record["buffers"].items():
-                    used[memory] = max(used.get(memory, 0), end)
-            cycles = sum(r["cycles"] for r in model.facts())
-            where = " ".join(f"{memory} {end}" for memory, end in used.items())
-            seconds = time.perf_counter() - start
-            yield f"{spec.symbol} {spec.template} {seconds:.1f} s, {cycles} cycles, {where}: {said}"
+            yield one_kernel(module, model, spec, body, templates[spec.template])
 
 
-def main() -> int:
-    config, part, text = [*sys.argv[1:], *("", "950pr-32", "0/1")[len(sys.argv) - 1 :]][:3]
-    first, _, count = text.partition("/")
-    faults = 0
-    for line in report(config, part, (int(first), int(count))):
+def one_kernel(
+    module: Any, model: Ascend950Model, spec: KernelSpec, body: Body, template: KernelTemplate
+) -> str:
+    """Launch a kernel; return its line."""
+    model.configure()
+    start = time.perf_counter()
+    try:
+        launch(module, spec, body, template)
+        said = "clean"
+    except ValueError as error:
+        said = f"FAULT {error}"
+    used: dict[str, int] = {}
+    for record in model.facts():
+        for memory, (_, end, _) in record["buffers"].items():
+            used[memory] = max(used.get(memory, 0), end)
+    cycles = sum(r["cycles"] for r in model.facts())
+    where = " ".join(f"{memory} {end}" for memory, end in used.items())
+    seconds = time.perf_counter() - start
+    return f"{spec.symbol} {spec.template} {seconds:.1f} s, {cycles} cycles, {where}: {said}"
+
+
+def main(
+    config: Annotated[str, typer.Argument(help="A published configuration.")],
+    part: Annotated[str, typer.Option(help="The part of the chip.")] = "950pr-32",
+    share: Annotated[str, typer.Option(help="0/4: the first of four parts of them.")] = "0/1",
+    but: Annotated[list[str] | None, typer.Option(
+        help="Leave out what this configuration has in equal form."
+    )] = None,
+) -> None:  # fmt: skip
+    """Run kernels; end with 1 if one has a fault."""
+    first, _, count = share.partition("/")
+    every = list(new_kernels(config, part, but or []).values())
+    chosen, faults = every[int(first) :: int(count)], 0
+    start = time.perf_counter()
+    for line in report(job_of(config, part), chosen):
         print(line, flush=True)
         faults += "FAULT" in line
-    return int(faults > 0)
+    seconds = time.perf_counter() - start
+    print(f"{len(chosen)} of {len(every)} kernels, {faults} with faults, {seconds:.0f} s")
+    raise typer.Exit(int(faults > 0))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

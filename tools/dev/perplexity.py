@@ -64,7 +64,13 @@ def mean_loss(logits: Sequence[Floats], rows: Sequence[Sequence[int]]) -> float:
     return float(torch.cat(losses).double().mean())
 
 
-def reference_logits(checkpoint: Path, rows: Sequence[Sequence[int]]) -> list[Floats]:
+def reference_logits(
+    checkpoint: Path,
+    rows: Sequence[Sequence[int]],
+    *,
+    precision: reference.Precision = reference.HONOUR_CASTS,
+    observe: reference.Observer | None = None,
+) -> list[Floats]:
     """Logits of every position of each row, each as a request of its own, honouring casts."""
     ready = prepare(str(checkpoint), CompileConfig())
     weights = {w.name: _value(ready, w) for w in ready.graph.weights if w.expr.kind != "literal"}
@@ -75,7 +81,7 @@ def reference_logits(checkpoint: Path, rows: Sequence[Sequence[int]]) -> list[Fl
         with torch.no_grad():
             result = reference.run(
                 ready.graph, given, states=zero_states(ready.graph, given, torch.device("cpu")),
-                weights=weights, precision=reference.HONOUR_CASTS,
+                weights=weights, precision=precision, observe=observe,
             )  # fmt: skip
         found.append(result.outputs["logits"].numpy())
     return found

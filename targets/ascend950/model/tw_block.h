@@ -53,11 +53,17 @@ struct Event {  // for the timeline
   double begin, end;
 };
 
+struct Range {  // bytes of a memory that one instruction wrote last
+  int place, core;
+  uint32_t first, end;
+  Where by;
+};
+
 struct Launch {
   const char* kernel = "";
   int kind = 0;  // 0 mix(1,2), 1 vector, 2 cube
   int num_blocks = 1;
-  bool adversarial = false, trace = false;
+  bool adversarial = false, trace = false, map = false;
   void (*program)(void*) = nullptr;
   void* argument = nullptr;
   GlobalMemory gm;
@@ -65,6 +71,7 @@ struct Launch {
   std::mutex mutex;
   Totals totals;
   std::vector<Event> events;
+  std::vector<Range> ranges;  // of block 0
   uint32_t low[kPlaces], high[kPlaces];
 };
 
@@ -120,12 +127,14 @@ class Block {
   std::string describe(uint32_t site) const;
   std::string describe(const Where& where) const;
   bool touch(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
+  bool touch_first(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
   bool seen_before(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
   bool touch_gm(uintptr_t address, uint64_t bytes, bool write);
   void simd_access(uint64_t offset, int bytes, const uint8_t* mask, const char* name);
   uint8_t* simd_bytes(uint64_t offset) { return ub[running].bytes + offset % kUsable[UB]; }
   void raw_access(uintptr_t address, int bytes, bool write);
   Memory* memory_of(int place, int core);
+  void ranges(Memory& memory, std::vector<Range>& out) const;
   [[noreturn]] void die();
   void yield();
 
@@ -160,5 +169,5 @@ class Block {
   friend struct VectorRun;
 };
 
-extern thread_local Block* current_block;
+extern __thread Block* current_block;
 }  // namespace tw

@@ -55,7 +55,8 @@ inline void Block::race(Memory& memory, uint32_t cell, uint32_t other, bool writ
 // Says whether this instruction has touched the cell in the same way: then it was checked.
 inline bool Block::seen_before(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
   uint32_t c = (uint32_t)offset / kCell, first = (uint32_t)offset % kCell;
-  if (first + bytes > kCell || m.page_launch[c / kPageCells] != serial) return false;
+  if (first + bytes > kCell || offset >= m.usable || m.slot[now_actor] < 0) return false;
+  if (m.page_launch[c / kPageCells] != serial) return false;
   Cell& cell = m.cells[c];
   uint32_t now = epoch[now_actor], mask = byte_mask(first, first + (uint32_t)bytes - 1);
   if (write) {
@@ -68,6 +69,15 @@ inline bool Block::seen_before(Memory& m, uint64_t offset, uint64_t bytes, bool 
 
 inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
   if (bytes == 0) return true;
+  if (seen_before(m, offset, bytes, write)) {
+    if (offset < m.low) m.low = (uint32_t)offset;
+    if (offset + bytes > m.high) m.high = (uint32_t)(offset + bytes), m.high_site = now_site;
+    return true;
+  }
+  return touch_first(m, offset, bytes, write);
+}
+
+inline bool Block::touch_first(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
   if (offset + bytes > m.usable) {
     fail("overflow", text("%s %s %s bytes %llu to %llu: want at most %u bytes",
                           describe(now_site).c_str(), write ? "writes" : "reads",
@@ -83,7 +93,6 @@ inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write)
   }
   if (offset < m.low) m.low = (uint32_t)offset;
   if (offset + bytes > m.high) m.high = (uint32_t)(offset + bytes), m.high_site = now_site;
-  if (seen_before(m, offset, bytes, write)) return true;
   uint32_t first = (uint32_t)offset / kCell, last = (uint32_t)(offset + bytes - 1) / kCell;
   int slot = m.slot[now_actor];
   for (uint32_t c = first; c <= last; ++c) {

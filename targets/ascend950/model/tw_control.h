@@ -11,10 +11,11 @@ struct KernelFacts {
   uint64_t launches = 0;
   Totals totals;
   uint32_t low[kPlaces], high[kPlaces];
+  std::vector<Range> ranges;
 };
 
 struct Control {
-  bool adversarial = false, trace = false;
+  bool adversarial = false, trace = false, map = false;
   std::mutex mutex;
   std::vector<KernelFacts> facts;
   std::vector<Event> events;
@@ -60,6 +61,7 @@ inline void remember(Launch& launch) {
     found->low[p] = std::min(found->low[p], launch.low[p]);
     found->high[p] = std::max(found->high[p], launch.high[p]);
   }
+  if (found->ranges.empty()) found->ranges = launch.ranges;
   for (Event e : launch.events) {
     e.begin += control.offset, e.end += control.offset;
     control.events.push_back(e);
@@ -87,7 +89,15 @@ inline std::string facts_json() {
     for (int p = 0; p < kPlaces; ++p)
       if (f.high[p] > f.low[p])
         out += text("%s\"%s\":[%u,%u,%u]", comma, place_name(p), f.low[p], f.high[p], kUsable[p]), comma = ",";
-    out += "}}";
+    out += "},\"map\":[", comma = "";
+    for (const Range& r : f.ranges) {
+      const Actor& by = kActor[r.by.actor];
+      std::string owner = r.place == UB ? std::string(" of ") + core_name(r.core) : "";
+      out += text("%s[\"%s%s\",%u,%u,\"%s %s\",\"%s\",%d]", comma, place_name(r.place), owner.c_str(),
+                  r.first, r.end, core_name(by.core), pipe_name(by.pipe), r.by.name, r.by.line);
+      comma = ",";
+    }
+    out += "]}";
   }
   return out + "]";
 }
@@ -121,6 +131,7 @@ TW_HIDDEN int tw_model_launch(const char* kernel, int kind, int blocks, void (*p
   tw::Launch launch;
   launch.kernel = kernel, launch.kind = kind, launch.num_blocks = blocks;
   launch.adversarial = tw::control.adversarial, launch.trace = tw::control.trace;
+  launch.map = tw::control.map;
   launch.program = program, launch.argument = argument;
   std::fill(launch.low, launch.low + tw::kPlaces, ~0u);
   std::fill(launch.high, launch.high + tw::kPlaces, 0u);
@@ -144,8 +155,9 @@ TW_HIDDEN int tw_model_launch(const char* kernel, int kind, int blocks, void (*p
 }
 
 #define TW_EXPORTED __attribute__((visibility("default")))
-TW_EXPORTED void tw_model_set(int adversarial, int trace) {
-  tw::control.adversarial = adversarial, tw::control.trace = trace;
+// `keep`: 1 a timeline, 2 who wrote what stands in the memories of block 0, 3 both.
+TW_EXPORTED void tw_model_set(int adversarial, int keep) {
+  tw::control.adversarial = adversarial, tw::control.trace = keep & 1, tw::control.map = keep & 2;
 }
 TW_EXPORTED void tw_model_reset(void) {
   tw::control.facts.clear(), tw::control.events.clear(), tw::control.event_kernels.clear();

@@ -111,6 +111,18 @@ inline void Block::finish() {
                             core_name(m.core), m.high - 1, kUbWithSimt), core_name(m.core));
 }
 
+// The map of a memory at the end of a launch: who wrote what stands there.
+inline void Block::ranges(Memory& m, std::vector<Range>& out) const {
+  uint32_t last = 0;
+  for (uint32_t c = 0; c < m.usable / kCell; ++c) {
+    const Cell& cell = m.cells[c];
+    uint32_t site = m.page_launch[c / kPageCells] == serial && cell.writer_epoch ? cell.writer_site : 0;
+    if (site && site == last) out.back().end = (c + 1) * kCell;
+    else if (site) out.push_back({m.place, m.core, c * kCell, (c + 1) * kCell, sites[site]});
+    last = site;
+  }
+}
+
 inline void merge(Launch& launch, Block& block) {
   std::lock_guard<std::mutex> hold(launch.mutex);
   for (int i = 0; i < kActors; ++i) launch.totals.busy[i] += block.totals.busy[i];
@@ -123,6 +135,7 @@ inline void merge(Launch& launch, Block& block) {
   for (Memory* m : memories) {
     launch.low[m->place] = std::min(launch.low[m->place], m->low);
     launch.high[m->place] = std::max(launch.high[m->place], m->high);
+    if (launch.map && block.id == 0) block.ranges(*m, launch.ranges);
   }
 }
 

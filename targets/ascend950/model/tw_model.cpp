@@ -5,7 +5,7 @@
 #include "tw_control.h"
 
 namespace tw {
-thread_local Block* current_block = nullptr;
+__thread Block* current_block = nullptr;
 }
 
 using tw::current_block;

@@ -280,3 +280,4 @@ inline void asc_deintlv(tw::Vec<T>& d0, tw::Vec<T>& d1, tw::Vec<T> x, tw::Vec<T>
   }
 }
 #include "tw_simd_memory.h"
+#include "tw_simd_more.h"

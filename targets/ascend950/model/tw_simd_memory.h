@@ -173,35 +173,3 @@ template <class T>
 inline void asc_duplicate_highest(tw::Vec<T>& dst, tw::Vec<T> x, vector_bool mask) {
   tw::each(dst, mask, [&](int) { return x.lane[tw::Vec<T>::kLanes - 1]; });
 }
-
-// What the shipped templates name and none of our kernels prints: a use is reported, not guessed.
-#define TW_SIMD_UNMODELLED(call)                                                            \
-  template <class... A>                                                                     \
-  inline void call(A&&...) {                                                                \
-    tw::issue(tw::kIllegal, PIPE_V, #call, "", 0, tw::at((const char*)TW_UNMODELLED)); \
-  }
-TW_SIMD_UNMODELLED(asc_loadalign_upsample)
-TW_SIMD_UNMODELLED(asc_loadalign_downsample)
-TW_SIMD_UNMODELLED(asc_loadalign_unpack)
-TW_SIMD_UNMODELLED(asc_loadalign_unpack4)
-TW_SIMD_UNMODELLED(asc_loadalign_brc_datablock)
-TW_SIMD_UNMODELLED(asc_loadalign_brc_elem2datablock)
-TW_SIMD_UNMODELLED(asc_loadalign_deintlv)
-TW_SIMD_UNMODELLED(asc_storealign_pack)
-TW_SIMD_UNMODELLED(asc_storealign_pack_quarter)
-TW_SIMD_UNMODELLED(asc_storealign_intlv)
-TW_SIMD_UNMODELLED(asc_gather)
-TW_SIMD_UNMODELLED(asc_gather_datablock)
-TW_SIMD_UNMODELLED(asc_scatter)
-TW_SIMD_UNMODELLED(asc_squeeze)
-TW_SIMD_UNMODELLED(asc_unsqueeze)
-TW_SIMD_UNMODELLED(asc_addc)
-TW_SIMD_UNMODELLED(asc_subc)
-TW_SIMD_UNMODELLED(asc_mull)
-TW_SIMD_UNMODELLED(asc_reduce_max_datablock)
-TW_SIMD_UNMODELLED(asc_reduce_min_datablock)
-TW_SIMD_UNMODELLED(asc_frequency_histogram_bin0)
-TW_SIMD_UNMODELLED(asc_frequency_histogram_bin1)
-TW_SIMD_UNMODELLED(asc_cumulative_histogram_bin0)
-TW_SIMD_UNMODELLED(asc_cumulative_histogram_bin1)
-#undef TW_SIMD_UNMODELLED

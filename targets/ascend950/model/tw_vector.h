@@ -4,17 +4,10 @@
 #include <vector>
 
 #include "tw_cube.h"
+#include "tw_lanes.h"
 
 namespace tw {
 constexpr size_t kLaneStack = 64 << 10;
-constexpr uint16_t kSeveral = 0xffff;
-
-// Who touched two bytes of UB in which phase (between barriers) of which vector function.
-struct LaneMark {
-  uint32_t run;
-  uint16_t phase, lane;
-};
-
 struct Lane {
   enum State { kReady, kAtBarrier, kAtShuffle, kDone } state = kReady;
   Fiber* fiber = nullptr;
@@ -28,14 +21,13 @@ struct VectorRun {
   uint64_t words[12];
   uint32_t extent[3];
   uint32_t thread[3];
-  int count = 0, current = 0, begun = 0;
-  uint32_t serial = 0;
-  uint16_t phase = 0;
+  int core = AIV0, count = 0, current = 0, begun = 0;
+  uint32_t phase = 0;
   uint64_t accesses = 0, traffic = 0;
   std::vector<Lane> lanes;
   std::vector<Fiber*> pool, idle;
   Fiber host;
-  LaneMark *writers[3] = {}, *readers[3] = {};
+  LaneMarks marks[3];
 
   static void entry(void* self);
   bool next_lane();
@@ -45,7 +37,8 @@ struct VectorRun {
   bool release();
   bool shuffle_warp(int warp);
   void wait(Lane::State state);
-  void mark(int core, uint32_t offset, int bytes, bool write);
+  void next_phase();
+  void mark(int core, uint32_t offset, uint32_t bytes, bool write);
 };
 
 inline void VectorRun::place(int lane) {
@@ -98,13 +91,14 @@ inline double VectorRun::run(const Request& r) {
   extent[0] = r.a[1] & 0xffff, extent[1] = r.a[1] >> 16 & 0xffff, extent[2] = r.a[1] >> 32 & 0xffff;
   count = (int)(extent[0] * extent[1] * extent[2]);
   if (!block->range("threads", (uint64_t)count, 1, 2048)) return 0;
-  int core = kActor[block->now_actor].core;
+  core = kActor[block->now_actor].core;
   for (uint64_t i = 0; i < r.a[2]; ++i) {
     words[i] = r.a[4 + i];
     // A pointer below 1 MB is an offset into UB; here loads and stores need its address.
     if ((r.a[3] >> i & 1) && words[i] < (1 << 20)) words[i] += (uintptr_t)block->ub[core].bytes;
   }
-  ++serial, phase = 0, begun = 0, accesses = 0, traffic = 0;
+  next_phase();
+  begun = 0, accesses = 0, traffic = 0;
   lanes.assign((size_t)count, Lane());
   block->vector = this;
   while (next_lane()) {
@@ -139,7 +133,7 @@ inline bool VectorRun::release() {
                      "reach", block->describe(block->now_site).c_str(), waiting, count));
     block->die();
   }
-  ++phase;
+  next_phase();
   for (int i = 0; i < count; ++i) resume(block->launch->adversarial ? count - 1 - i : i);
   return true;
 }
@@ -191,27 +185,24 @@ inline bool VectorRun::shuffle_warp(int warp) {
   return true;
 }
 
-inline void VectorRun::mark(int core, uint32_t offset, int bytes, bool write) {
-  if (!writers[core]) {
-    size_t size = kUsable[UB] / 2 * sizeof(LaneMark);
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    writers[core] = (LaneMark*)mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
-    readers[core] = (LaneMark*)mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+inline void VectorRun::next_phase() {
+  if (++phase == 0) {  // numbers begin again
+    for (LaneMarks& each : marks) each = LaneMarks();
+    phase = 1;
   }
-  LaneMark mine{serial, phase, (uint16_t)current};
-  auto here = [&](const LaneMark& m) { return m.run == serial && m.phase == phase; };
-  for (uint32_t i = offset / 2; i <= (offset + (uint32_t)bytes - 1) / 2; ++i) {
-    LaneMark &w = writers[core][i], &r = readers[core][i];
-    int other = -1;
-    if (here(w) && w.lane != mine.lane) other = w.lane;
-    if (write && here(r) && r.lane != mine.lane) other = r.lane;
-    if (other >= 0)
+}
+
+inline void VectorRun::mark(int core, uint32_t offset, uint32_t bytes, bool write) {
+  LaneMarks& held = marks[core];
+  if (!held.cells) held.create();
+  uint16_t mine = (uint16_t)(current + 1);
+  for (uint32_t at = offset, end = offset + bytes; at < end;) {
+    uint32_t next = (at / kCell + 1) * kCell, stop = next < end ? next : end;
+    if (!held.note(at, stop - at, write, mine, phase))
       block->fail("race", text("%s: a thread %s UB byte %u that another thread touches: want "
                                "asc_syncthreads between", block->describe(block->now_site).c_str(),
-                               write ? "writes" : "reads", i * 2));
-    if (write) w = mine;
-    else if (here(r) && r.lane != mine.lane) r.lane = kSeveral;
-    else r = mine;
+                               write ? "writes" : "reads", at));
+    at = stop;
   }
 }
 
@@ -253,13 +244,12 @@ inline void Block::simd_access(uint64_t offset, int bytes, const uint8_t* mask, 
 
 // A load or store of the kernel's own code, in a vector function or the scalar program.
 inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
-  int on = vector ? kActor[now_actor].core : running;
-  uintptr_t guarded = (uintptr_t)ub[on].bytes - kGuard;
-  if (address - guarded < kUsable[UB] + 2 * (uintptr_t)kGuard) {
-    uint64_t offset = address - (uintptr_t)ub[on].bytes;
+  int on = vector ? vector->core : running;
+  uint64_t offset = address - (uintptr_t)ub[on].bytes;
+  if (offset + kGuard < kUsable[UB] + 2 * (uint64_t)kGuard) {
     if (vector) vector->accesses += 1, vector->traffic += (uint64_t)bytes;
     if (touch(ub[on], offset, (uint64_t)bytes, write) && vector)
-      vector->mark(on, (uint32_t)offset, bytes, write);
+      vector->mark(on, (uint32_t)offset, (uint32_t)bytes, write);
     if (offset % (uint64_t)bytes && bytes <= 16) aligned("a load or store", offset, (uint64_t)bytes);
     return;
   }
