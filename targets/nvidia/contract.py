@@ -171,8 +171,20 @@ def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
     return [t for t in types if isinstance(t, BlockFormat)]
 
 
-_CORES = 128
+_CORES = 132
 
+
+def _tall_codes(anchors: list[Node], rows: int) -> list[_Tile]:
+    """Tall tiles in the order of the work of the busiest core: a column costs as much to decode as
+    it costs to multiply by some 32 rows."""
+    columns = sum(int(n.type.shape[-1]) for n in anchors)
+
+    def work(tile: _Tile) -> float:
+        bm, bn, _, warps, _ = tile
+        blocks = -(-rows // bm) * -(-columns // bn)
+        return max(1.0, blocks / _CORES) * bn * (32 + bm) / warps
+
+    return sorted(_TALL_CODES, key=work)
 
 def _leaves_cores(body: Graph, anchors: list[Node], rows: int, tile: _Tile) -> bool:
     """Whether tiles of bf16 weights are fewer than the cores of the chip."""
@@ -199,7 +211,7 @@ def _tiles(
         return _FP32
     if any(f.name not in TILE_BITS for f in formats):
         tall = anchors[0].op == "linear" and all(f.name not in TILE_BITS for f in formats)
-        many = [*(_TALL_CODES if tall else []), *_MANY_CODES]
+        many = [*(_tall_codes(anchors, meets) if tall else []), *_MANY_CODES]
         return [*_FEW_CODES, *many] if few else [*many, *_FEW_CODES]
     if formats:
         least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
@@ -212,11 +224,25 @@ def _tiles(
         return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
     whole = _FEW_WHOLE if numerics.segments == 1 else []
     if few:
-        return [*whole, *_FEW, *_MANY]
-    if meets <= 64:
-        return [*([(64, 32, 128, 4, 5), (64, 64, 128, 4, 4)] if whole else []), *_MANY, *_FEW]
-    # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
-    return [*([(128, 128, 64, 8, 3)] if meets >= 256 else []), *_MANY, *_FEW]
+        found = [*whole, *_FEW, *_MANY]
+    elif meets <= 64:
+        found = [*([(64, 32, 128, 4, 5), (64, 64, 128, 4, 4)] if whole else []), *_MANY, *_FEW]
+    else:
+        # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
+        wide: _Tile = (128, 128, 64, 8, 3)
+        leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide)
+        found = [*([wide] if leads else []), *_MANY, *_FEW]
+    sections = len(sections_of(body, anchors))
+    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= _SHARED]
+
+
+_SHARED = 227 << 10  # of a block
+
+
+def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:
+    """The most shared memory that stages of bf16 tiles take: sections do not share theirs."""
+    bm, bn, bk, _, stages = tile
+    return stages * (sections * bm + weights * bn) * bk * 2
 
 
 # Without segments few columns a block fill the chip, with long steps: measured on an H200 at 4,096
@@ -241,7 +267,10 @@ _FEW_CODES: list[_Tile] = [
     (16, 16, 64, 4, 4), (16, 32, 128, 2, 4), (16, 16, 256, 2, 3), (16, 16, 128, 1, 4),
 ]  # fmt: skip
 # Taller tiles decode once for products of 32 rows each.
-_TALL_CODES: list[_Tile] = [(128, 64, 64, 8, 2), (64, 64, 64, 4, 3), (128, 64, 64, 8, 3)]
+_TALL_CODES: list[_Tile] = [
+    (128, 32, 64, 8, 3), (64, 32, 64, 8, 3), (64, 64, 64, 8, 3), (128, 64, 64, 8, 2),
+    (64, 32, 64, 4, 3),
+]  # fmt: skip
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
 ]  # fmt: skip
