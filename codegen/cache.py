@@ -39,9 +39,9 @@ class KernelCache:
         self._support = toolchain.support_sources()
         self.support_digest = _digest("", *(f"{n}\n{t}" for n, t in sorted(self._support.items())))
         named = [n for n in self._support if n.endswith(_NAMED)]
-        self._named = {n.rpartition(".")[0]: [] for n in named}  # texts by what sources call them
+        self._named: dict[str, list[str]] = {_stem(n): [] for n in named}  # by what sources say
         for name in named:
-            self._named[name.rpartition(".")[0]].append(f"{name}\n{self._support[name]}")
+            self._named[_stem(name)].append(f"{name}\n{self._support[name]}")
         self._others = [f"{n}\n{t}" for n, t in sorted(self._support.items()) if n not in named]
 
     def build(self, sources: Sequence[KernelSource], *, jobs: int, progress: Progress) -> Built:
@@ -119,6 +119,10 @@ class KernelCache:
                 found[name] = self._named[name]
                 todo += found[name]
         return [each for name in sorted(found) for each in found[name]]
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _words(text: str) -> set[str]:
