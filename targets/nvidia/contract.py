@@ -221,7 +221,7 @@ def _tiles(
             for bm, bn, bk, warps, stages in _TILES
             if bm >= least and met * bm * bn <= _SUMS * warps * 32
         ]
-        return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
+        return sorted(tiles, key=lambda tile: _tile_cost(tile, meets))
     whole = _FEW_WHOLE if numerics.segments == 1 else []
     if few:
         found = [*whole, *_FEW, *_MANY]
@@ -243,6 +243,12 @@ def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:
     """The most shared memory that stages of bf16 tiles take: sections do not share theirs."""
     bm, bn, bk, _, stages = tile
     return stages * (sections * bm + weights * bn) * bk * 2
+
+
+def _tile_cost(tile: _Tile, rows: int) -> int:
+    """What a column costs in tiles of that many rows, fitted to times on an H200: to bring and
+    decode weights for a tile takes as long as to multiply them by 24 rows."""
+    return -(-rows // tile[0]) * (24 + tile[0])
 
 
 # Without segments few columns a block fill the chip, with long steps: measured on an H200 at 4,096
