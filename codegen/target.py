@@ -117,6 +117,11 @@ class Target:
     latent_chunk: int | None = None  # of attention over latent rows, where it is another
     latent_weights: str = "whole"  # of the same, in products with packed rows
 
+    @property
+    def beside(self) -> bool:
+        """Whether launches of small steps may run beside each other."""
+        return self.beside_tokens > 0
+
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]
         if len(set(names)) != len(names):

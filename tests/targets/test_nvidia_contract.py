@@ -23,7 +23,6 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "fp4": lambda: linear([("fp4", 2304), ("fp4", 2304)], 5120, gated=True),
     "mixed": lambda: linear([("fp8", 64), ("bf16", 64), ("fp4", 72)], 2048),
     "q4_1": lambda: linear([("q4_1", 4096)], 4096),
-    "q4_1 narrow": lambda: linear([("q4_1", 576)], 576),
     "q8_0": lambda: linear([("q8_0", 40), ("q8_0", 40)], 1024, gated=True),
     "bf16": lambda: linear([("bf16", 384)], 5120),
     "bf16 sections": lambda: linear([("bf16", 64), ("bf16", 64), ("bf16", 24)], 256),
@@ -121,14 +120,10 @@ def test_tiles_fit_the_memory_of_a_block() -> None:
             assert v["stages"] * (3 * v["bm"] + 3 * v["bn"]) * v["bk"] * 2 <= 227 << 10, v
 
 
-def test_tall_tiles_of_integer_codes_cover_the_chip() -> None:
-    """Few columns take low and narrow tiles, many columns tall ones; few rows the lowest."""
-    narrow, wide = (
-        specs(name, "sm90", 512)[0].schedule.values for name in ("q4_1 narrow", "q4_1")
-    )
-    assert narrow["bm"] < wide["bm"] == 128
-    assert -(-512 // narrow["bm"]) * (576 // narrow["bn"]) >= 132
-    assert specs("q4_1", "sm90", 128)[0].schedule.values["bm"] == 16
+def test_many_rows_of_integer_codes_decode_once_for_64() -> None:
+    for name in ("q4_1", "q8_0"):
+        first = {rows: specs(name, "sm90", rows)[0].schedule.values for rows in (128, 512)}
+        assert (first[128]["bm"], first[512]["bm"], first[512]["warps"]) == (16, 64, 8)
 
 
 def refused(graph: Graph) -> str | None:

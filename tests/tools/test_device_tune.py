@@ -146,7 +146,7 @@ def test_records_of_other_kernels_are_left_alone(
     from tilewright.codegen.pipeline import lower
     from tilewright.codegen.plan import plan_groups
 
-    graph = lower(made.graph, made.flags).graph
+    graph = lower(made.graph, made.flags, beside=True).graph
     plans = plan_groups(graph, found.target, made.config, made.choose)
     by_symbol = {s.symbol for plan in plans for s in plan.specs.values()}
     first = {c["kernels"][0]["symbol"] for c in cases["cases"]}
@@ -176,7 +176,8 @@ def test_what_comes_back_is_kept_and_used(
     from tilewright.codegen.pipeline import lower
     from tilewright.codegen.plan import plan_groups
 
-    plans = plan_groups(lower(made.graph, made.flags).graph, found.target, made.config, made.choose)
+    graph = lower(made.graph, made.flags, beside=True).graph
+    plans = plan_groups(graph, found.target, made.config, made.choose)
     by_kernel = {r.kernel: r for r in kept.all()}
     chosen = [spec for plan in plans for spec in plan.specs.values()]
     assert all(spec.schedule.to_json() == by_kernel[spec.symbol].schedule for spec in chosen)

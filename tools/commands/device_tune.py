@@ -70,7 +70,7 @@ def _cases(
 
     prepared = open_model(asked)
     bars("lower", 0, 1)
-    graph = lower(prepared.graph, found.flags).graph
+    graph = lower(prepared.graph, found.flags, beside=found.target.beside).graph
     bars("lower", 1, 1)
     collector = Collector(found.target, prepared.config, group_names(graph), scope)
     plan_groups(graph, found.target, prepared.config, collector)

@@ -109,7 +109,7 @@ def _tune(asked: Asked, found: Resolved, bars: StageBars) -> list[tuple[str, Tun
                          progress=bars)  # fmt: skip
     job = make_job(prepared, found, measure)
     bars("lower", 0, 1)
-    graph = lower(job.graph, job.flags, log=job.log).graph
+    graph = lower(job.graph, job.flags, log=job.log, beside=found.target.beside).graph
     bars("lower", 1, 1)
     names = group_names(graph)
     total = len(names) * len(buckets_of(graph, found.target, job.config))
