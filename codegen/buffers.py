@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
@@ -21,8 +21,11 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def place(lifetimes: Sequence[Lifetime]) -> tuple[Mapping[str, int], int]:
-    """Return byte offsets and the arena's size; buffers alive at once never share a byte.
+def place(
+    lifetimes: Sequence[Lifetime], clash: Callable[[Lifetime, Lifetime], bool] = Lifetime.overlaps
+) -> tuple[Mapping[str, int], int]:
+    """Return byte offsets and the arena's size; buffers that clash never share a byte: those alive
+    at once, unless `clash` says otherwise.
 
     Largest first, each at the lowest gap that fits (greedy by size; Pisarchyk and Lee 2020).
     """
@@ -32,7 +35,7 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[Mapping[str, int], int]:
         size = _aligned(max(life.num_bytes, 1))
         start = 0
         for begin, end, other in sorted(placed, key=lambda p: p[:2]):
-            if life.overlaps(other):
+            if clash(life, other):
                 if start + size <= begin:
                     break
                 start = max(start, end)

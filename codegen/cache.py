@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from tilewright.codegen.work_folder import work_folder
 from tilewright.graph.errors import TargetError
 
 Progress = Callable[[str, int, int], None]
+# Support files that only those sources read that name them, directly or through each other.
+_NAMED = (".py", ".cuh")
 MANY = 6  # sources from which on headers are prepared: that takes as long as two or three of them
 
 
@@ -35,6 +38,11 @@ class KernelCache:
         self._toolchain = toolchain
         self._support = toolchain.support_sources()
         self.support_digest = _digest("", *(f"{n}\n{t}" for n, t in sorted(self._support.items())))
+        named = [n for n in self._support if n.endswith(_NAMED)]
+        self._named: dict[str, list[str]] = {_stem(n): [] for n in named}  # by what sources say
+        for name in named:
+            self._named[_stem(name)].append(f"{name}\n{self._support[name]}")
+        self._others = [f"{n}\n{t}" for n, t in sorted(self._support.items()) if n not in named]
 
     def build(self, sources: Sequence[KernelSource], *, jobs: int, progress: Progress) -> Built:
         """Compile what is not cached, `jobs` at a time, together with the target's host sources.
@@ -99,7 +107,26 @@ class KernelCache:
         os.replace(output, target)
 
     def _key(self, text: str) -> str:
-        return _digest(self._toolchain.identity(), self.support_digest, text)
+        """Name an object by all that it is made of."""
+        return _digest(self._toolchain.identity(), *self._others, *self._read_by(text), text)
+
+    def _read_by(self, text: str) -> list[str]:
+        """Texts of the support files that a source may read, by the words in it."""
+        found: dict[str, list[str]] = {}
+        todo = [text]
+        while todo:
+            for name in _words(todo.pop()) & self._named.keys() - found.keys():
+                found[name] = self._named[name]
+                todo += found[name]
+        return [each for name in sorted(found) for each in found[name]]
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\btw_\w+", text))
 
 
 def _is_whole(path: Path) -> bool:

@@ -106,7 +106,7 @@ def compile_graph(
     """
     refuse_foreign(output)
     progress("lower", 0, 1)
-    lowered = lower(job.graph, job.flags, log=job.log)
+    lowered = lower(job.graph, job.flags, log=job.log, beside=job.target.beside)
     progress("lower", 1, 1)
     cache = KernelCache(job.flags.cache, job.toolchain)
     plans, specs, sources, built = _build_kernels(job, lowered.graph, cache, progress)
@@ -148,7 +148,7 @@ def plan_graph(job: CompileJob, progress: Progress) -> PlanReport:
     Raises the compiler's errors.
     """
     progress("lower", 0, 1)
-    lowered = lower(job.graph, job.flags, log=job.log)
+    lowered = lower(job.graph, job.flags, log=job.log, beside=job.target.beside)
     progress("lower", 1, 1)
     cache = KernelCache(job.flags.cache, job.toolchain)
     plans, specs, _, built = _build_kernels(job, lowered.graph, cache, progress)

@@ -64,6 +64,8 @@ def alternatives(kind: str, body: Graph, target: Target) -> tuple[Numerics, ...]
             found.append(replace(first, scale_order=order))
     if first.atom in CODE_ATOMS:
         found.append(replace(first, atom=target.atom, chunk=0, scale_order=target.scale_order))
+    if kind == "contract" and first.segments > 1:
+        found.append(replace(first, segments=1))
     if kind == "attend" and first.chunk == target.attend_chunk:
         found += [replace(first, chunk=c) for c in target.attend_chunks]
     return tuple(dict.fromkeys(found))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO, TypeAlias
 
 from tilewright.codegen.flags import Flags
+from tilewright.codegen.passes.early import part_early
 from tilewright.codegen.passes.fuse import fuse
 from tilewright.graph import Graph
 from tilewright.graph.rewrite import (
@@ -59,11 +60,17 @@ def _fuse(graph: Graph) -> tuple[Graph, Sequence[Decision]]:
     return fused, [Decision("fuse", a.rule, a.nodes) for a in applied]
 
 
+def _part(graph: Graph) -> tuple[Graph, Sequence[Decision]]:
+    parted, applied = part_early(graph)
+    return parted, [Decision("part", a.rule, a.nodes) for a in applied]
+
+
 PASSES = (
     Pass("canonicalize", _canonicalize, Stage.MODEL),
     Pass("decompose", _decompose, Stage.DECOMPOSED),
     Pass("fuse", _fuse, Stage.FUSED),
 )
+PART = Pass("part", _part, Stage.FUSED)  # for targets whose launches may run beside each other
 
 
 @dataclass(frozen=True)
@@ -76,13 +83,17 @@ class Lowered:
     seconds: tuple[tuple[str, float], ...]
 
 
-def lower(graph: Graph, flags: Flags, *, log: TextIO | None = None) -> Lowered:
-    """Run every pass; raise VerifyError naming the node if a stage's rules are broken."""
+def lower(
+    graph: Graph, flags: Flags, *, log: TextIO | None = None, beside: bool = False
+) -> Lowered:
+    """Run every pass; raise VerifyError naming the node if a stage's rules are broken. `beside`:
+    launches may run beside each other."""
     verify(graph, Stage.MODEL)
     dump(flags.dump, "00_model.txt", graph)
     decisions: list[Decision] = []
     seconds = []
-    for number, step in enumerate(PASSES, start=1):
+    passes = (*PASSES, PART) if beside else PASSES
+    for number, step in enumerate(passes, start=1):
         start, before = time.perf_counter(), graph
         graph, made = step.run(graph)
         verify(graph, step.stage)

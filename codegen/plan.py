@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
+from tilewright.codegen.beside import Order
 from tilewright.codegen.body import Body, extract, memory_type, root_of
 from tilewright.codegen.buffers import Lifetime, place
 from tilewright.codegen.config import CompileConfig
@@ -178,8 +179,12 @@ def plan_buckets(
 ) -> tuple[tuple[BucketRecord, ...], tuple[TensorRecord, ...]]:
     """Return the launches and placements of every bucket, and the buffers they name."""
     buffers = _buffers(graph, plans)
+    order = _order(graph, plans)
     records = tuple(
-        _bucket_record(graph, plans, bucket, buffers)
+        _bucket_record(
+            graph, plans, bucket, buffers,
+            order if 0 < bucket.bounds.get("tokens", 0) <= target.beside_tokens else None,
+        )
         for bucket in buckets_of(graph, target, config)
     )
     tensors = tuple(tensor_record(name, memory_type(graph, name)) for name in buffers)
@@ -199,11 +204,19 @@ def _buffers(graph: Graph, plans: Sequence[GroupPlan]) -> dict[str, tuple[int, i
     return lives
 
 
+def _order(graph: Graph, plans: Sequence[GroupPlan]) -> Order:
+    """What must come before what among the launches of a step."""
+    kept = {root_of(graph, value) for _, value in graph.outputs} | set(graph.state)
+    uses = [[p.body.binding[n] for n in argument_names(p.body.graph)] for p in plans]
+    return Order([[v for v in names if v in graph.node or v in kept] for names in uses], kept)
+
+
 def _bucket_record(
     graph: Graph,
     plans: Sequence[GroupPlan],
     bucket: Bucket,
     buffers: Mapping[str, tuple[int, int]],
+    order: Order | None,
 ) -> BucketRecord:
     lifetimes = [
         Lifetime(
@@ -211,7 +224,7 @@ def _bucket_record(
         )
         for name, (first, last) in buffers.items()
     ]
-    offsets, arena = place(lifetimes)
+    offsets, arena = place(lifetimes, order.clash) if order else place(lifetimes)
     scratch = 0
     launches = []
     for plan in plans:

@@ -88,7 +88,8 @@ class Target:
     `tuned` names the target whose committed records choose schedules; none where they are kept
     on the machine that measured them.
     `full_columns`: sums of one row that fill the chip; fewer are taken in segments. 0: never.
-    `full_code_columns`, `full_value_columns`: the same of products of codes, and of bf16 values."""
+    `full_code_columns`, `full_value_columns`: the same of products of codes, and of bf16 values.
+    `beside_tokens`: launches of steps of so many tokens may run beside each other."""
 
     name: str
     variant: str
@@ -111,9 +112,15 @@ class Target:
     full_columns: int = 0
     full_code_columns: int = 0
     full_value_columns: int = 0
+    beside_tokens: int = 0
     macros: Mapping[str, str] = field(default_factory=dict)
     latent_chunk: int | None = None  # of attention over latent rows, where it is another
     latent_weights: str = "whole"  # of the same, in products with packed rows
+
+    @property
+    def beside(self) -> bool:
+        """Whether launches of small steps may run beside each other."""
+        return self.beside_tokens > 0
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.kernels]

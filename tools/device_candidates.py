@@ -49,24 +49,47 @@ class Case:
     step: Step
 
 
+@dataclass(frozen=True)
+class Scope:
+    """What is to be measured: candidates of a case, and templates; none: of all templates."""
+
+    budget: int
+    templates: frozenset[str] = frozenset()
+
+    @classmethod
+    def build(cls, target: Target, budget: int, names: str | None) -> Scope:
+        """Read names with commas between them. Raises TargetError for one the target lacks."""
+        wanted = frozenset(names.split(",")) if names else frozenset[str]()
+        have = [t.name for t in target.kernels]
+        for name in sorted(wanted.difference(have)):
+            raise TargetError(
+                f"target '{target.name}': kernel template '{name}': unknown: have {', '.join(have)}"
+            )
+        return cls(budget, wanted)
+
+    def holds(self, template: str) -> bool:
+        """Whether kernels of a template are to be measured."""
+        return not self.templates or template in self.templates
+
+
 class Collector:
     """A chooser that measures nothing: it notes what would be measured, and takes the first."""
 
     def __init__(
-        self, target: Target, config: CompileConfig, names: Mapping[str, str], budget: int
+        self, target: Target, config: CompileConfig, names: Mapping[str, str], scope: Scope
     ) -> None:
-        """`names`: a group's name for every body, by `body_key`; `budget`: candidates a case."""
+        """`names`: a group's name for every body, by `body_key`."""
         self.cases: dict[str, Case] = {}
-        self._target, self._config, self._names, self._budget = target, config, names, budget
+        self._target, self._config, self._names, self._scope = target, config, names, scope
 
     def __call__(self, body: Body, choice: Choice, bucket: Bucket) -> Candidate:
         tried = candidates(body, choice, bucket, self._target, self._config)
         key = candidate_key(body, choice, bucket, self._target, self._config)
-        if key not in self.cases:
+        if key not in self.cases and self._scope.holds(choice.template.name):
             specs = tuple(
                 KernelSpec(choice.template.kind, body.graph, choice.template.name, c.numerics,
                            c.schedule, body.buffers)
-                for c in tried[: self._budget]
+                for c in tried[: self._scope.budget]
             )  # fmt: skip
             step = plausible_step(body.graph, bucket.bounds, context=CONTEXT)
             group = self._names[body.graph.digest + repr(body.buffers)]

@@ -47,7 +47,7 @@ def _argmax(
         f"bad = tl.zeros(({block},), tl.int32)",
         f"place = tl.zeros(({block},), tl.int32)",
         f"best = tl.full(({block},), float('-inf'), tl.float32)",
-        f"for base in range(0, {width}, {block}):",
+        f"for base in tl.range(0, {width}, {block}, loop_unroll_factor=4):",
         *("    " + line for line in scope.lines),
         "top = tl.max(best, axis=0)",
         f"at = tl.min(tl.where(best == top, place, {width}), axis=0)",

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tilewright.runtime.devices.launch_table import Place
+from tilewright.runtime.lanes import Turn
 
 Replay = Callable[[], None]
 
@@ -43,6 +44,9 @@ class Chip(Protocol):
 
     def capture(self, launch: Callable[[], None]) -> Replay:
         """Record what `launch` launches, without running it; return what runs it."""
+
+    def issue(self, launches: Sequence[Callable[[], None]], turns: Sequence[Turn]) -> None:
+        """Issue launches to two streams while a graph is recorded: each after those of its turn."""
 
     def timed(self, launches: Sequence[Callable[[], None]]) -> Sequence[float]:
         """Run launches one after the other; return the seconds of each."""

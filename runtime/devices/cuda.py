@@ -31,6 +31,7 @@ from tilewright.runtime.devices.gpu_library import GpuLibrary
 from tilewright.runtime.devices.launch_table import CUDA, Place
 from tilewright.runtime.devices.memory import Bytes, map_file
 from tilewright.runtime.devices.padding import next_power
+from tilewright.runtime.lanes import Turn
 from tilewright.runtime.plan_memory import PlanMemory
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class CudaChip:
         self.device = torch.device("cuda", index)
         cuda: Any = torch.cuda  # its classes have no types
         self._stream = cuda.Stream(self.device)
+        self._lanes = (self._stream, cuda.Stream(self.device))
         self._copied = cuda.Event()
         self._captured: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -95,6 +97,24 @@ class CudaChip:
             graph.capture_end()
         self._captured.add(graph)
         return graph.replay
+
+    def issue(self, launches: Sequence[Callable[[], None]], turns: Sequence[Turn]) -> None:
+        """Issue launches to two streams; the second begins and ends with the first."""
+        cuda: Any = torch.cuda
+        main, side = self._lanes
+        side.wait_stream(main)
+        awaited = {j for turn in turns for j in turn.after}
+        done: dict[int, Any] = {}
+        for i, (launch, turn) in enumerate(zip(launches, turns, strict=True)):
+            stream = self._lanes[turn.lane]
+            for j in turn.after:
+                stream.wait_event(done[j])
+            with stream_of(self.place, stream.cuda_stream):
+                launch()
+            if i in awaited:
+                done[i] = cuda.Event()
+                done[i].record(stream)
+        main.wait_stream(side)
 
     def timed(self, launches: Sequence[Callable[[], None]]) -> Sequence[float]:
         """Run launches one after the other; return the seconds of each."""

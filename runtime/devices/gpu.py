@@ -2,7 +2,7 @@
 
 All memory is taken at once: weights, inputs, outputs, arena and scratch in one piece, states in
 another. A step is written to staging memory, copied in one piece, and launched: small buckets
-padded to their limits, as a graph, the others launch by launch with exact extents.
+padded to their limits, as a graph of two streams, the others launch by launch with exact extents.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilewright.runtime.devices.gpu_states import GpuStateMemory
 from tilewright.runtime.devices.launch_table import LaunchLayout
 from tilewright.runtime.devices.memory import POISON, TYPES, Array, as_torch
 from tilewright.runtime.devices.padding import fill, padded_dims, paddings
+from tilewright.runtime.lanes import LANES, Turn, turns_of
 from tilewright.runtime.plan_check import tensor_bytes
 from tilewright.runtime.plan_memory import ARENA, SCRATCH, PlanMemory, Region, bound_shape, lay_out
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 GRAPH_TOKENS = 512  # larger steps outlast their launches, and padding them costs more than it saves
 _ALIGNMENT = 256
+SIDE: Region = ("scratch", "side")  # of launches on the second stream of a graph
 GraphKey = tuple[str, tuple[tuple[str, int], ...]]
 
 
@@ -48,7 +50,12 @@ def order_regions(plan: PlanMemory) -> dict[Region, int]:
     sizes = plan.fixed_bytes()
     inputs = sorted((r for r in sizes if r[0] == "input"), key=lambda r: sizes[r])
     outputs = [r for r in sizes if r[0] == "output"]
-    return {region: sizes[region] for region in (*inputs, *outputs, ARENA, SCRATCH)}
+    found = {region: sizes[region] for region in (*inputs, *outputs, ARENA, SCRATCH)}
+    captured = [
+        b.scratch_bytes_per_thread for b in plan.buckets
+        if b.bounds.get("tokens", GRAPH_TOKENS) <= GRAPH_TOKENS
+    ]  # fmt: skip
+    return {**found, SIDE: max(captured, default=0)}
 
 
 def fixed_bytes(plan: PlanMemory) -> int:
@@ -74,7 +81,8 @@ class GpuSession:
         self._padding = paddings(artifact.manifest)
         self._memory: dict[Region, torch.Tensor] = {}
         self._state_dims: dict[str, int] = {}
-        self._tables: dict[str, GpuTable] = {}
+        self._tables: dict[tuple[str, int], GpuTable] = {}
+        self._turns: dict[str, list[Turn]] = {}
         self._graphs: dict[GraphKey, Replay | None] = {}
         self._ready: Step | None = None
         self._chooser = TorchChooser(chip, graphs=graphs)
@@ -91,7 +99,7 @@ class GpuSession:
                 self._memory[region] = pool[at : at + size]
                 at += aligned(size)
                 staged = at if region[0] == "input" else staged
-            poison_end = at - aligned(self._memory[SCRATCH].numel())
+            poison_end = at - sum(aligned(self._memory[r].numel()) for r in (SCRATCH, SIDE))
             self._input_pool = pool[self._inputs_at : staged]
             self._poisoned = pool[staged:poison_end]
             self._upload(artifact, pool)
@@ -190,11 +198,16 @@ class GpuSession:
             # The first step of a shape runs launch by launch, which checks every argument and
             # loads every kernel; recording then runs nothing, so states are advanced once.
             table.launch(self._dims)
-            self._graphs[key] = self._chip.capture(self._recording(table, self._dims))
+            self._graphs[key] = self._chip.capture(self.recording(step.bucket))
 
-    @staticmethod
-    def _recording(table: GpuTable, dims: Mapping[str, int]) -> Callable[[], None]:
-        return lambda: table.launch(dims)
+    def recording(self, bucket: BucketRecord) -> Callable[[], None]:
+        """Return what issues the launches of the present step to two streams, for a graph."""
+        if bucket.name not in self._turns:
+            self._turns[bucket.name] = turns_of(self._plan, bucket)
+        turns = self._turns[bucket.name]
+        lanes = [self._table(bucket, lane).singly(self._dims) for lane in range(LANES)]
+        launches = [lanes[turn.lane][i] for i, turn in enumerate(turns)]
+        return lambda: self._chip.issue(launches, turns)
 
     def _start(self) -> None:
         """Copy the inputs, and poison what the step has to write."""
@@ -244,12 +257,17 @@ class GpuSession:
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def _table(self, bucket: BucketRecord) -> GpuTable:
-        table = self._tables.get(bucket.name)
+    def _table(self, bucket: BucketRecord, lane: int = 0) -> GpuTable:
+        """Return a bucket's launches, with the scratch of a stream."""
+        table = self._tables.get((bucket.name, lane))
         if table is None:
-            slots, calls = lay_out(self._plan, bucket, lambda r: self._memory[r].data_ptr())
+
+            def address_of(region: Region) -> int:
+                return self._memory[SIDE if lane and region == SCRATCH else region].data_ptr()
+
+            slots, calls = lay_out(self._plan, bucket, address_of)
             layout = LaunchLayout(self._library.addresses, slots, calls, self._chip.place)
-            table = self._tables[bucket.name] = GpuTable(layout)
+            table = self._tables[bucket.name, lane] = GpuTable(layout)
         return table
 
     def _offset(self, region: Region) -> int:

@@ -68,6 +68,7 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
     if first.op == "expert_linear":
         few = few and rows * slots <= _FEW_SLOTS
     ordered = _tiles(body, anchors, numerics, meets, few=few)
+    beside = few or _plain(body, anchors) or _leaves_cores(body, anchors, rows, ordered[0])
     streamed = _streams(body, anchors, numerics, rows)
     least = 0 if numerics.atom in CODE_ATOMS else 256
     found = [
@@ -75,7 +76,7 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
             bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=split,
             listed=listed,
         )
-        for split, listed in _forms(first, numerics, rows, few=few, plain=_plain(body, anchors))
+        for split, listed in _forms(first, numerics, rows, beside=beside)
         for bm, bn, bk, warps, stages in ordered
     ]
     lead = 3 if rows >= least else 0
@@ -149,15 +150,16 @@ def _plain_streams(body: Graph, anchors: list[Node], numerics: Numerics) -> list
 
 
 def _forms(
-    first: Node, numerics: Numerics, rows: int, *, few: bool, plain: bool
+    first: Node, numerics: Numerics, rows: int, *, beside: bool
 ) -> list[tuple[int, int]]:
     """Whether segments are split, and whether rows that meet a stack of matrices are listed.
 
-    `plain`: products in fp32 on the plain cores, which a few hundred rows do not fill either.
+    `beside`: few rows, products in fp32 on the plain cores, or so few columns that a few hundred
+    rows do not fill the chip either: segments run beside each other.
 
     Lists take two kernels more; without them every program looks through all the ids.
     """
-    splits = [0] if numerics.segments == 1 else [1, 0] if few or plain else [0, 1]
+    splits = [0] if numerics.segments == 1 else [1, 0] if beside else [0, 1]
     lists = [0]
     if first.op == "expert_linear":
         lists = [0, 1] if rows * int(first.type.shape[1]) <= _LED_ROWS else [1, 0]
@@ -167,6 +169,15 @@ def _forms(
 def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
     types = [body.type_of(n.inputs[1]).dtype for n in anchors]
     return [t for t in types if isinstance(t, BlockFormat)]
+
+
+_CORES = 132
+
+
+def _leaves_cores(body: Graph, anchors: list[Node], rows: int, tile: _Tile) -> bool:
+    """Whether tiles of bf16 weights are fewer than the cores of the chip."""
+    columns = sum(int(n.type.shape[-1]) for n in anchors)
+    return not _formats(body, anchors) and -(-rows // tile[0]) * -(-columns // tile[1]) < _CORES
 
 
 def _plain(body: Graph, anchors: list[Node]) -> bool:
@@ -187,7 +198,9 @@ def _tiles(
     if _plain(body, anchors):
         return _FP32
     if any(f.name not in TILE_BITS for f in formats):
-        return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
+        tall = anchors[0].op == "linear" and all(f.name not in TILE_BITS for f in formats)
+        many = [*(_TALL_CODES if tall else []), *_MANY_CODES]
+        return [*_FEW_CODES, *many] if few else [*many, *_FEW_CODES]
     if formats:
         least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
         met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
@@ -196,14 +209,34 @@ def _tiles(
             for bm, bn, bk, warps, stages in _TILES
             if bm >= least and met * bm * bn <= _SUMS * warps * 32
         ]
-        return sorted(tiles, key=lambda tile: -(-meets // tile[0]) * (24 + tile[0]))
+        return sorted(tiles, key=lambda tile: _tile_cost(tile, meets))
     whole = _FEW_WHOLE if numerics.segments == 1 else []
     if few:
-        return [*whole, *_FEW, *_MANY]
-    if meets <= 64:
-        return [*([(64, 32, 128, 4, 5), (64, 64, 128, 4, 4)] if whole else []), *_MANY, *_FEW]
-    # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
-    return [*([(128, 128, 64, 8, 3)] if meets >= 256 else []), *_MANY, *_FEW]
+        found = [*whole, *_FEW, *_MANY]
+    elif meets <= 64:
+        found = [*([(64, 32, 128, 4, 5), (64, 64, 128, 4, 4)] if whole else []), *_MANY, *_FEW]
+    else:
+        # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
+        wide: _Tile = (128, 128, 64, 8, 3)
+        leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide)
+        found = [*([wide] if leads else []), *_MANY, *_FEW]
+    sections = len(sections_of(body, anchors))
+    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= _SHARED]
+
+
+_SHARED = 227 << 10  # of a block
+
+
+def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:
+    """The most shared memory that stages of bf16 tiles take: sections do not share theirs."""
+    bm, bn, bk, _, stages = tile
+    return stages * (sections * bm + weights * bn) * bk * 2
+
+
+def _tile_cost(tile: _Tile, rows: int) -> int:
+    """What a column costs in tiles of that many rows, fitted to times on an H200: to bring and
+    decode weights for a tile takes as long as to multiply them by 24 rows."""
+    return -(-rows // tile[0]) * (24 + tile[0])
 
 
 # Without segments few columns a block fill the chip, with long steps: measured on an H200 at 4,096
@@ -226,6 +259,12 @@ _MANY: list[_Tile] = [
 _FEW_CODES: list[_Tile] = [
     (16, 32, 128, 2, 3), (16, 16, 256, 2, 2), (16, 16, 128, 1, 3), (16, 16, 256, 1, 2),
     (16, 16, 64, 4, 4), (16, 32, 128, 2, 4), (16, 16, 256, 2, 3), (16, 16, 128, 1, 4),
+]  # fmt: skip
+# Taller tiles decode once for products of 32 rows each: on an H200 the first of them takes a third
+# of the time of 32 rows, at 512 rows of every width.
+_TALL_CODES: list[_Tile] = [
+    (64, 64, 64, 8, 3), (64, 64, 64, 8, 2), (64, 128, 64, 8, 2), (128, 64, 64, 8, 2),
+    (64, 64, 128, 8, 2),
 ]  # fmt: skip
 _MANY_CODES: list[_Tile] = [
     (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),

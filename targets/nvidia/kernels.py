@@ -46,6 +46,8 @@ def row_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule,
     """Wide rows want many warps: the code of each is shorter, and few rows run it once."""
     widest = _widest(body)
     order = (8, 16, 4, 32)
+    if widest >= _WIDE and _anchors(body, Kind.SELECT):
+        return tuple(Schedule.of(warps=w) for w in (32, 16, 8, 4))  # many loads on their way
     if widest < _WIDE:
         order = (4, 8, 2, 1) if widest > _NARROW else (2, 1, 4, 8)
     return tuple(Schedule.of(warps=w) for w in order)

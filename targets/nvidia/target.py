@@ -43,6 +43,7 @@ def nvidia_target(
         full_columns=FULL_COLUMNS,
         full_code_columns=FULL_CODE_COLUMNS,
         full_value_columns=FULL_VALUE_COLUMNS,
+        beside_tokens=512,  # larger ones fill the chip launch by launch
     )
 
 

@@ -66,6 +66,32 @@ def test_objects_are_found_by_content(tmp_path: Path) -> None:
     assert {p.suffix for p in (tmp_path / "objects").iterdir()} == {".o"}
 
 
+def test_modules_count_for_the_sources_that_name_them(tmp_path: Path) -> None:
+    """Directly, or through each other."""
+
+    class Modules(Recorder):
+        inner, outer = "x = 1", "from tw_inner import *"
+
+        def support_sources(self) -> Mapping[str, str]:
+            return {
+                **super().support_sources(), "tw_inner.py": self.inner, "tw_outer.py": self.outer,
+                "tw_inner.cuh": "int x;",
+            }  # fmt: skip
+
+    texts = ("a", "from tw_inner import *", "from tw_outer import *")
+    assert build(tmp_path, Modules(), *texts) == 4
+    assert build(tmp_path, Modules(), *texts) == 0
+    other = Modules()
+    other.outer += " "
+    assert build(tmp_path, other, *texts) == 1
+    inner = Modules()
+    inner.inner = "x = 2"
+    assert build(tmp_path, inner, *texts) == 2
+    header = Modules()
+    header.header = "int h();"
+    assert build(tmp_path, header, *texts) == 4
+
+
 def test_a_failure_leaves_no_object_and_no_folder(tmp_path: Path) -> None:
     toolchain = Recorder()
     with pytest.raises(TargetError, match="^kernel 'row_1': the C\\+\\+ compiler failed: fail$"):

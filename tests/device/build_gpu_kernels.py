@@ -28,7 +28,6 @@ from tilewright.codegen.cache import KernelCache
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.numerics import derive
-from tilewright.codegen.source import KernelSource
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
 from tilewright.graph.dims import to_json
@@ -171,37 +170,44 @@ def scratch_bytes(spec: KernelSpec, target: Any, dims: Mapping[str, int]) -> int
 
 
 def main(folder: Path) -> None:
+    """Build all kernels, then work out operands and expected values, which takes as long."""
     target, toolchain = resolve("sm90")
     templates = {t.name: t for t in target.kernels}
-    sources: dict[str, KernelSource] = {}
-    cases = []
     wanted = {a.split(":")[0]: a.split(":")[2] for a in sys.argv[3:] if a.count(":") == 2}
-    for found in cases_of(target):
-        if not found.name.endswith(tuple(wanted.get(found.model, "").split(","))):
-            continue
-        row = record(found)
-        row["kernels"] = []
-        for spec in found.specs:
-            sources[spec.symbol] = emit(spec, templates[spec.template])
-            bounds = {d.name: d.upper for d in spec.body.dims} | {
-                "tokens": 4096 if "rows" in row else 512, "logit_rows": 512, "requests": 128,
-                "request_blocks": 256, **row.get("bounds", {}),
-            }  # fmt: skip
-            row["kernels"].append({
-                "symbol": spec.symbol, "schedule": spec.schedule.to_json(),
-                "scratch": scratch_bytes(spec, target, {**bounds, "tokens": 128})
-                if spec.kind == "attend" and spec.schedule.values["split"] and "paged" not in row
-                else scratch_bytes(spec, target, bounds),
-            })  # fmt: skip
-        cases.append(row)
+    cases = [
+        found for found in cases_of(target)
+        if found.name.endswith(tuple(wanted.get(found.model, "").split(",")))
+    ]  # fmt: skip
+    sources = {s.symbol: emit(s, templates[s.template]) for found in cases for s in found.specs}
     print(len(cases), "cases", len(sources), "kernels", flush=True)
     cache = KernelCache(folder / "cache" if len(sys.argv) < 3 else Path(sys.argv[2]),
                         toolchain)  # fmt: skip
     built = cache.build(list(sources.values()), jobs=2, progress=_progress)
     folder.mkdir(parents=True, exist_ok=True)
     toolchain.link(built.objects, folder / "kernels.so")
-    facts = {"cases": cases, "config": CONFIG, "reports": toolchain.reports}
+    facts = {
+        "cases": [recorded(found, target) for found in cases], "config": CONFIG,
+        "reports": toolchain.reports,
+    }  # fmt: skip
     torch.save(facts, folder / "cases.pt")
+
+
+def recorded(found: DeviceCase, target: Any) -> dict[str, Any]:
+    """A case with its kernels."""
+    row = record(found)
+    row["kernels"] = []
+    for spec in found.specs:
+        bounds = {d.name: d.upper for d in spec.body.dims} | {
+            "tokens": 4096 if "rows" in row else 512, "logit_rows": 512, "requests": 128,
+            "request_blocks": 256, **row.get("bounds", {}),
+        }  # fmt: skip
+        row["kernels"].append({
+            "symbol": spec.symbol, "schedule": spec.schedule.to_json(),
+            "scratch": scratch_bytes(spec, target, {**bounds, "tokens": 128})
+            if spec.kind == "attend" and spec.schedule.values["split"] and "paged" not in row
+            else scratch_bytes(spec, target, bounds),
+        })  # fmt: skip
+    return row
 
 
 def _progress(stage: str, done: int, total: int) -> None:

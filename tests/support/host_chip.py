@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from tilewright.runtime.devices.gpu import GpuSession
 from tilewright.runtime.devices.gpu_library import GpuLibrary
 from tilewright.runtime.devices.launch_table import CPU, Place
 from tilewright.runtime.devices.memory import Bytes, map_file
+from tilewright.runtime.lanes import LANES, Turn
 
 
 class HostChip:
@@ -25,6 +27,7 @@ class HostChip:
         self.device = torch.device("cpu")
         self.num_captured = self.num_replayed = 0
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._random = random.Random()
 
     def staging(self, num_bytes: int) -> torch.Tensor:
         return torch.full((max(num_bytes, 1),), 0xFF, dtype=torch.uint8)
@@ -55,6 +58,16 @@ class HostChip:
             launch()
 
         return replay
+
+    def issue(self, launches: Sequence[Callable[[], None]], turns: Sequence[Turn]) -> None:
+        """Run lanes in a random order that their turns allow."""
+        queues = [[i for i, t in enumerate(turns) if t.lane == lane] for lane in range(LANES)]
+        done: set[int] = set()
+        while any(queues):
+            ready = [q for q in queues if q and done.issuperset(turns[q[0]].after)]
+            index = self._random.choice(ready).pop(0)
+            launches[index]()
+            done.add(index)
 
     def timed(self, launches: Sequence[Callable[[], None]]) -> Sequence[float]:
         seconds = []

@@ -35,7 +35,7 @@ TEMPLATE = next(t for t in TARGET.kernels if t.kind == "row")
 
 def named_row_bodies(graph: Graph) -> list[tuple[str, Body]]:
     """Distinct bodies of the row kernels of a model, with the names of their first groups."""
-    fused = lower(graph, Flags()).graph
+    fused = lower(graph, Flags(), beside=True).graph
     found: dict[str, tuple[str, Body]] = {}
     for group in fused.groups:
         if group.kind == "row":
@@ -46,7 +46,7 @@ def named_row_bodies(graph: Graph) -> list[tuple[str, Body]]:
 
 def prologue_bodies(graph: Graph) -> list[tuple[str, Body]]:
     """What makes the activations of contractions, as row kernels of their own."""
-    fused = lower(graph, Flags()).graph
+    fused = lower(graph, Flags(), beside=True).graph
     found: dict[str, tuple[str, Body]] = {}
     for group in (g for g in fused.groups if g.kind == "contract"):
         body = extract(fused, group)

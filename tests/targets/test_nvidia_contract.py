@@ -25,6 +25,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "q4_1": lambda: linear([("q4_1", 4096)], 4096),
     "q8_0": lambda: linear([("q8_0", 40), ("q8_0", 40)], 1024, gated=True),
     "bf16": lambda: linear([("bf16", 384)], 5120),
+    "bf16 sections": lambda: linear([("bf16", 64), ("bf16", 64), ("bf16", 24)], 256),
     "bf16 wide": lambda: linear([("bf16", 4096)], 4096),
     "f32": lambda: linear([("f32", 24)], 20480),
     "experts": lambda: experts("fp4", n=2304, k=5120, shared=True, gated=True, count=384, slots=6),
@@ -99,6 +100,30 @@ def test_many_rows_come_by_the_copy_engine_where_tiles_fit() -> None:
         assert first.schedule.values.get("stream", 0) == wanted, (name, rows)
         streams = [s for s in (first, *rest) if s.schedule.values.get("stream")]
         assert bool(streams) == (name in ("fp8", "bf16 wide"))
+
+
+def test_few_columns_run_their_segments_beside_each_other() -> None:
+    """Until tiles of whole rows are as many as the cores of the chip."""
+    splits = {rows: specs("bf16", "sm90", rows)[0].schedule.values["split"]
+              for rows in (1, 64, 128, 256, 4096)}  # fmt: skip
+    assert splits == {1: 1, 64: 1, 128: 1, 256: 1, 4096: 0}
+    for rows in (256, 512):
+        values = specs("bf16", "sm90", rows)[0].schedule.values
+        blocks = -(-rows // values["bm"]) * -(-384 // values["bn"]) * 8
+        assert blocks >= 132, values
+
+
+def test_tiles_fit_the_memory_of_a_block() -> None:
+    for rows in (1, 64, 512):
+        for spec in specs("bf16 sections", "sm90", rows):
+            v = spec.schedule.values
+            assert v["stages"] * (3 * v["bm"] + 3 * v["bn"]) * v["bk"] * 2 <= 227 << 10, v
+
+
+def test_many_rows_of_integer_codes_decode_once_for_64() -> None:
+    for name in ("q4_1", "q8_0"):
+        first = {rows: specs(name, "sm90", rows)[0].schedule.values for rows in (128, 512)}
+        assert (first[128]["bm"], first[512]["bm"], first[512]["warps"]) == (16, 64, 8)
 
 
 def refused(graph: Graph) -> str | None:

@@ -133,6 +133,19 @@ def test_segments_beside_each_other_give_the_bits_of_one_after_the_other(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("stored", ["q4_1", "q8_0"])
+def test_tall_tiles_of_codes_give_the_bits_of_low_ones(stored: str, tmp_path: Path) -> None:
+    """Rows that fill neither a tile nor its parts of 32."""
+    graph, found = linear([(stored, 40), (stored, 40)], 96, gated=True), []
+    for bm in (16, 32, 64, 128):
+        spec = spec_of(graph, bm=bm, bn=16, bk=64)
+        case = make_case(spec, {"tokens": 139}, seed=6)
+        got = run(spec, case, tmp_path)
+        close(case, got)
+        found.append(bits(spec, got))
+    assert found[1:] == found[:1] * 3
+
+
 LOADS: dict[str, Callable[[Any], Any]] = {
     "spread": lambda ids: ids,
     "all on one expert": lambda ids: np.full_like(ids, 3),

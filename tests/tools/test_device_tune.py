@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tilewright import models
 from tilewright.codegen.cache import Built, KernelCache
 from tilewright.codegen.tune import TuningRecords
 from tilewright.graph.errors import LowerError
@@ -97,6 +98,62 @@ def test_what_goes_out(call: Call, model: Path, tmp_path: Path, records: Path,
                 assert all(type(d) is int and d > 0 for d in argument["shape"]), argument
 
 
+def test_kernels_of_some_templates_alone(
+    call: Call, model: Path, tmp_path: Path, records: Path, unbuilt: list[str]
+) -> None:
+    cases = export(call, model, tmp_path / "out", "--templates", "row,attend")
+    names = {k["symbol"].rpartition("_")[0] for c in cases["cases"] for k in c["kernels"]}
+    assert names == {"row", "attend"}
+    done = call("tune", str(model), *ASKED, "--export", "o", "--templates", "row,rows")
+    assert done.code == 1
+    assert done.err.startswith("error: target 'sm90': kernel template 'rows': unknown: have thin,")
+
+
+def test_a_configuration_in_place_of_a_model(
+    call: Call, tmp_path: Path, records: Path, unbuilt: list[str]
+) -> None:
+    path = Path(models.__file__).parent / "small" / "config.json"
+    asked = ("--config", str(path), "--templates", "latent", "--budget", "2")
+    done = call("tune", *ASKED, *asked, "--export", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    assert unbuilt and all(name.startswith("latent_") for name in unbuilt)
+    refused = call("tune", *asked[:2])
+    assert (refused.code, refused.err) == (
+        2, "error: target 'cpu': is measured with a model's weights: got --config, want a model\n"
+    )  # fmt: skip
+    assert "got both, want a model or --config" in call("tune", "x", *asked[:2]).err
+    assert "got neither, want a model or --config" in call("tune").err
+
+
+@pytest.mark.parametrize("field", ["key", "kernel"])
+def test_records_of_other_kernels_are_left_alone(
+    field: str, call: Call, model: Path, tmp_path: Path, records: Path, unbuilt: list[str]
+) -> None:
+    """A record holds for its key, which names the body, its rows and its candidates."""
+    cases = export(call, model, tmp_path / "out")
+    file = measured(cases, tmp_path / "measured.json")
+    assert call("tune", str(model), *ASKED, "--import", str(file)).code == 0
+    rows = json.loads(records.read_text())
+    for row in rows:
+        if field == "key":
+            row["key"] = "0" + row["key"][1:] if row["key"][0] != "0" else "1" + row["key"][1:]
+        else:
+            row["kernel"] = "row_of_yesterday"
+    records.write_text(json.dumps(rows))
+    asked = job.Asked(model=str(model), target="sm90", max_tokens_per_step=4)
+    found = job.resolve_asked(asked)
+    made = job.make_job(job.open_model(asked), found, None)
+    from tilewright.codegen.pipeline import lower
+    from tilewright.codegen.plan import plan_groups
+
+    graph = lower(made.graph, made.flags, beside=True).graph
+    plans = plan_groups(graph, found.target, made.config, made.choose)
+    by_symbol = {s.symbol for plan in plans for s in plan.specs.values()}
+    first = {c["kernels"][0]["symbol"] for c in cases["cases"]}
+    last = {c["kernels"][-1]["symbol"] for c in cases["cases"]}
+    assert by_symbol == (last if field == "kernel" else first)
+
+
 def test_what_comes_back_is_kept_and_used(
     call: Call, model: Path, tmp_path: Path, records: Path, unbuilt: list[str]
 ) -> None:
@@ -119,7 +176,8 @@ def test_what_comes_back_is_kept_and_used(
     from tilewright.codegen.pipeline import lower
     from tilewright.codegen.plan import plan_groups
 
-    plans = plan_groups(lower(made.graph, made.flags).graph, found.target, made.config, made.choose)
+    graph = lower(made.graph, made.flags, beside=True).graph
+    plans = plan_groups(graph, found.target, made.config, made.choose)
     by_kernel = {r.kernel: r for r in kept.all()}
     chosen = [spec for plan in plans for spec in plan.specs.values()]
     assert all(spec.schedule.to_json() == by_kernel[spec.symbol].schedule for spec in chosen)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from tilewright.codegen.tune import TuningRecord
     from tilewright.tools.commands.job import Asked, Resolved
-    from tilewright.tools.device_candidates import Case
+    from tilewright.tools.device_candidates import Case, Scope
     from tilewright.tools.progress import StageBars
 
 MEASURED = "measured.json"
 
 
 def tune_device(
-    asked: Asked, found: Resolved, export_to: Path | None, import_from: Path | None, budget: int,
+    asked: Asked, found: Resolved, export_to: Path | None, import_from: Path | None, scope: Scope,
     bars: StageBars,
 ) -> list[tuple[str, TuningRecord]]:  # fmt: skip
     """Export, import, or measure here; return the records that are new.
@@ -32,7 +32,7 @@ def tune_device(
     """
     from tilewright.tools.device_candidates import adopt, export
 
-    cases = _cases(asked, found, budget, bars)
+    cases = _cases(asked, found, scope, bars)
     if import_from is not None:
         return _keep(adopt(import_from, cases), cases, found)
     missing = {k: c for k, c in cases.items() if found.records.get(k) is None}
@@ -59,7 +59,7 @@ def tune_device(
 
 
 def _cases(
-    asked: Asked, found: Resolved, budget: int, bars: StageBars
+    asked: Asked, found: Resolved, scope: Scope, bars: StageBars
 ) -> Mapping[str, Case]:
     """Return everything that could be measured, by the key of its record."""
     from tilewright.codegen.pipeline import lower
@@ -70,9 +70,9 @@ def _cases(
 
     prepared = open_model(asked)
     bars("lower", 0, 1)
-    graph = lower(prepared.graph, found.flags).graph
+    graph = lower(prepared.graph, found.flags, beside=found.target.beside).graph
     bars("lower", 1, 1)
-    collector = Collector(found.target, prepared.config, group_names(graph), budget)
+    collector = Collector(found.target, prepared.config, group_names(graph), scope)
     plan_groups(graph, found.target, prepared.config, collector)
     return collector.cases
 

@@ -71,8 +71,13 @@ def schedule_source(target: Target) -> str:
     """Say what chose an artifact's schedules; it is written into the artifact."""
     if not target.tuned:
         return "measured on the compiling machine where it has a record, else the first legal one"
-    found = f"measured on {target.tuned} where there is a record, else the first legal one"
-    return found if target.tuned == target.name else f"{found}; {target.name} was not measured"
+    found = f"measured on {target.tuned} where there is a record, else "
+    if target.tuned == target.name:
+        return f"{found}the first legal one"
+    return (
+        f"{found}the first by costs that were fitted to {target.tuned}; {target.name} was not "
+        "measured"
+    )
 
 
 def open_model(asked: Asked) -> Prepared:

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 
 def tune(
-    model: options.Model,
+    model: options.ModelToCompile = None,
     target: options.TargetName = "cpu",
     mode: options.ModeName = options.Mode.deterministic,
     dtype: options.DtypeName = options.Dtype.auto,
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
+    model_config: options.ModelConfigName = None,
     jobs: options.Jobs = None,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="DIR", help="Write candidates for a GPU.")
@@ -43,27 +44,42 @@ def tune(
     budget: Annotated[
         int, typer.Option("--budget", min=1, max=BUDGET, help="Candidates of a kernel, for a GPU.")
     ] = BUDGET,
+    templates: Annotated[
+        str | None,
+        typer.Option("--templates", metavar="NAME,..", help="Kernels of these alone, for a GPU."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure schedules of every kernel and bucket, and keep the fastest for later compiles.
 
     A GPU target is measured in place where there is a GPU, or in two halves: --export writes a
-    folder, its measure.py runs where the GPU is, --import keeps the result.
+    folder, its measure.py runs where the GPU is, --import keeps the result. There a --config may
+    stand in place of a model: weights are random.
     """
     from tilewright.tools.commands.device_tune import tune_device
     from tilewright.tools.commands.job import Asked, resolve_asked
+    from tilewright.tools.device_candidates import Scope
     from tilewright.tools.progress import StageBars
 
     if export is not None and import_from is not None:
         raise CommandUsageError("option '--export': got --import too, want one of them")
+    if (model is None) == (model_config is None):
+        got = "neither" if model is None else "both"
+        raise CommandUsageError(f"argument 'MODEL': got {got}, want a model or --config")
     asked = Asked(
-        model=model, target=target, mode=mode.value, dtype=dtype.value, max_context=max_context,
-        max_tokens_per_step=max_tokens_per_step, jobs=jobs,
+        model=model, model_config=model_config, target=target, mode=mode.value, dtype=dtype.value,
+        max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
     )  # fmt: skip
     with StageBars(visible=not as_json) as bars:
         found = resolve_asked(asked)
         if found.target.tuned:
-            rows = tune_device(asked, found, export, import_from, budget, bars)
+            scope = Scope.build(found.target, budget, templates)
+            rows = tune_device(asked, found, export, import_from, scope, bars)
+        elif model is None:
+            raise CommandUsageError(
+                f"target '{target}': is measured with a model's weights: got --config, "
+                "want a model"
+            )
         elif export is not None or import_from is not None:
             raise CommandUsageError(
                 f"target '{target}': is measured where it runs: got --export or --import, "
@@ -93,7 +109,7 @@ def _tune(asked: Asked, found: Resolved, bars: StageBars) -> list[tuple[str, Tun
                          progress=bars)  # fmt: skip
     job = make_job(prepared, found, measure)
     bars("lower", 0, 1)
-    graph = lower(job.graph, job.flags, log=job.log).graph
+    graph = lower(job.graph, job.flags, log=job.log, beside=found.target.beside).graph
     bars("lower", 1, 1)
     names = group_names(graph)
     total = len(names) * len(buckets_of(graph, found.target, job.config))

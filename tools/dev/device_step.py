@@ -63,6 +63,8 @@ def build(folder: Path, target: str, jobs: int) -> None:
         report = compile_graph(
             make_job(prepared, found, None), folder / "artifact", bars, weights=False
         )
+    rates = {"bandwidth": found.target.peak_bandwidth, "flops": found.target.peak_flops}
+    (folder / "rates.json").write_text(json.dumps(rates))
     reports: Any = getattr(found.toolchain, "reports", {})
     (folder / "reports.json").write_text(json.dumps(reports))
     print(f"{report.num_kernels} kernels, {report.num_launches} launches a step, "

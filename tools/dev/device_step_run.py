@@ -1,6 +1,7 @@
 """The half of `device_step` that runs on the GPU: steps as CUDA graphs, the share of each launch,
 and what bandwidth and operations alone would take.
 
+Steps that the runtime captures are timed as it captures them, on two streams, and in order too.
 In a short step a launch's time is that of a graph that ends with it, less that of the graph that
 ends before it, so that the times of all launches add up to the step. In a long one it is the time
 between events, launch by launch, each with a gap of 1 to 4 us. The L2 is flushed before a replay.
@@ -20,11 +21,12 @@ import torch
 
 from tilewright.runtime.artifact_files import LoadedArtifact, read_manifest
 from tilewright.runtime.devices.cuda import CudaDevice
+from tilewright.runtime.devices.gpu import GRAPH_TOKENS
 from tilewright.runtime.executor import Executor
 from tilewright.tools.bench_engine import make_step
 from tilewright.tools.dev.machine import machine
 from tilewright.tools.dev.random_weights import fill_state, fill_weight
-from tilewright.tools.dev.step_floor import Floors, StepShape
+from tilewright.tools.dev.step_floor import Floors, Rates, StepShape
 from tilewright.tools.plain_step import Step, page_dims
 
 SHAPES = {
@@ -46,12 +48,16 @@ class Opened:
     executor: Executor
     session: Any
     flush: torch.Tensor
+    rates: Rates
 
 
 def run(folder: Path, output: Path, only: list[str] | None) -> None:
     """Time every step, or those whose names end with one of `only`; write JSON as it comes."""
-    found = open_random(folder / "artifact")
-    report: Found = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "steps": {}}
+    rates = json.loads((folder / "rates.json").read_text())
+    found = open_random(folder / "artifact", Rates(**rates))
+    report: Found = {
+        "date": time.strftime("%Y-%m-%d"), "machine": machine(), "rates": rates, "steps": {}
+    }  # fmt: skip
     for name, shape in SHAPES.items():
         if only and not name.endswith(tuple(only)):
             continue
@@ -60,7 +66,7 @@ def run(folder: Path, output: Path, only: list[str] | None) -> None:
         output.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def open_random(path: Path) -> Opened:
+def open_random(path: Path, rates: Rates) -> Opened:
     """Load kernels, take the memory, and fill the weights on the GPU."""
     manifest, device = read_manifest(path), CudaDevice(0)
     device.check(manifest)
@@ -73,7 +79,8 @@ def open_random(path: Path) -> Opened:
     for seed, weight in enumerate(manifest.weights):
         fill_weight(weight, session._memory["weight", weight.name], seed)
     torch.cuda.synchronize()
-    return Opened(executor, session, torch.empty(FLUSHED, dtype=torch.uint8, device="cuda"))
+    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
+    return Opened(executor, session, flush, rates)
 
 
 def measure(found: Opened, shape: StepShape) -> Found:
@@ -90,19 +97,32 @@ def measure(found: Opened, shape: StepShape) -> Found:
     )
     outputs = executor.launch(step.inputs, step.dims)
     torch.cuda.synchronize()
-    finite = bool(torch.isfinite(outputs["logits"].float()).all())
+    logits = outputs["logits"].clone()
     launches = _singly(found, step)
-    whole = _timed(found, _captured(found, launches), REPEATS)
-    shares = _ends(found, launches) if whole < SHORT_MS else _between(found, launches)
+    in_order = _timed(found, _captured(found, launches), REPEATS)
+    shares = _ends(found, launches) if in_order < SHORT_MS else _between(found, launches)
+    whole = in_order
+    if shape.requests * shape.tokens <= GRAPH_TOKENS:
+        outputs["logits"].zero_()
+        with session._chip.active():
+            replay = session._chip.capture(session.recording(executor.bucket(step.dims)))
+        whole = _timed(found, replay, REPEATS)
     experts = _experts_met(found, step, launches)
-    floors = Floors(manifest, executor.bucket(step.dims), session._dims, shape, experts)
+    bucket = executor.bucket(step.dims)
+    floors = Floors(manifest, bucket, session._dims, shape, experts, found.rates)
     return {
-        "ms": whole, "finite": finite, "floor_ms": floors.step_ms(), "launches": [
+        "ms": whole, "in_order_ms": in_order, "finite": bool(torch.isfinite(logits.float()).all()),
+        "same_bits": torch.equal(_bits(logits), _bits(outputs["logits"])),
+        "floor_ms": floors.step_ms(), "launches": [
             {"group": launch.group, "kernel": launch.kernel, "us": us, **floors.launch(i)}
             for i, (launch, us) in enumerate(zip(floors.bucket.launches, shares, strict=True))
         ],
         "memory_bytes": torch.cuda.memory_allocated(),
     }  # fmt: skip
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
 
 
 def _singly(found: Opened, step: Step) -> Launches:
@@ -171,6 +191,7 @@ def _experts_met(found: Opened, step: Step, launches: Launches) -> dict[int, int
 
 def _print(name: str, found: Found) -> None:
     total = sum(each["us"] for each in found["launches"])
-    print(f"{name}: {found['ms']:.3f} ms, floor {found['floor_ms']:.3f} "
-          f"({found['floor_ms'] / found['ms']:.0%}), finite {found['finite']}, "
+    print(f"{name}: {found['ms']:.3f} ms, in order {found['in_order_ms']:.3f}, "
+          f"floor {found['floor_ms']:.3f} ({found['floor_ms'] / found['ms']:.0%}), "
+          f"finite {found['finite']}, same bits {found['same_bits']}, "
           f"sum of launches {total / 1e3:.3f}", flush=True)  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -44,7 +44,7 @@ def main() -> None:
     text = "\n".join(line for name, rows in found.items() for line in table(name, rows))
     asked.output.with_suffix(".md").write_text(text + "\n")
     for name, rows in found.items():
-        spilled = [row["kernel"] for row in rows if any(p["spilled_bytes"] for p in row["parts"])]
+        spilled = [r["kernel"] for r in rows if any(p.get("spilled_bytes") for p in r["parts"])]
         print(f"{name}: {len(rows)} kernels, {len(spilled)} with spills {' '.join(spilled)}")
 
 
@@ -127,19 +127,19 @@ def table(name: str, rows: Sequence[Row]) -> Iterator[str]:
         parts = row["parts"]
         cells = (
             row["kernel"], row["group"], row["tokens"],
-            _each(parts, lambda p: p["threads"] // 32), _each(parts, lambda p: p["registers"]),
-            _each(parts, lambda p: round(p["shared_bytes"] / 1024, 1)),
-            _each(parts, lambda p: p["tensor_memory_columns"]),
-            _each(parts, lambda p: p["spilled_bytes"]), f"{row['floor_us']:.1f}",
+            _each(parts, "threads", lambda n: n // 32), _each(parts, "registers"),
+            _each(parts, "shared_bytes", lambda n: round(n / 1024, 1)),
+            _each(parts, "tensor_memory_columns"), _each(parts, "spilled_bytes"),
+            f"{row['floor_us']:.1f}",
             f"{row['modelled_us']:.1f}" if row["modelled_us"] else "-",
         )  # fmt: skip
         yield "| " + " | ".join(map(str, cells)) + " |"
     yield ""
 
 
-def _each(parts: Sequence[Any], value: Any) -> str:
-    """A number for each kernel of a source."""
-    return " / ".join(str(value(p)) for p in parts) or "-"
+def _each(parts: Sequence[Any], key: str, shown: Callable[[int], Any] = int) -> str:
+    """A number for each kernel of a source; of CUDA's own compiler not all are known."""
+    return " / ".join(str(shown(p[key])) if key in p else "?" for p in parts) or "-"
 
 
 if __name__ == "__main__":

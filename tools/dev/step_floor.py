@@ -17,8 +17,19 @@ from tilewright.runtime.artifact import (
 from tilewright.runtime.plan_check import tensor_bytes
 from tilewright.runtime.plan_memory import PlanMemory
 
-BANDWIDTH, PEAK = 4.3e12, 790e12  # bytes and bf16 operations a second, measured on one H200
 WINDOW, SELECTED, CANDIDATES = 128, 512, 2048 * 8
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the chip was measured to do a second: bytes, operations in bf16."""
+
+    bandwidth: float
+    flops: float
+
+    def seconds(self, num_bytes: float, flops: float) -> float:
+        """The time of the slower of the two."""
+        return max(num_bytes / self.bandwidth, flops / self.flops)
 
 
 @dataclass(frozen=True)
@@ -35,10 +46,10 @@ class Floors:
 
     def __init__(
         self, manifest: Manifest, bucket: BucketRecord, dims: Mapping[str, int],
-        shape: StepShape, experts: Mapping[int, int],
+        shape: StepShape, experts: Mapping[int, int], rates: Rates,
     ) -> None:  # fmt: skip
         self.bucket, self._dims, self._shape = bucket, dims, shape
-        self._experts = experts
+        self._experts, self._rates = experts, rates
         self._plan = PlanMemory(manifest, 1)
         self._weights = {w.name: w for w in manifest.weights}
         self._states = {s.name: s for s in manifest.states}
@@ -54,14 +65,14 @@ class Floors:
         return {
             "template": self._kernels[launch.kernel].template, "kept_bytes": kept,
             "moved_bytes": moved, "flops": flops,
-            "floor_us": max((kept + moved) / BANDWIDTH, flops / PEAK) * 1e6,
+            "floor_us": self._rates.seconds(kept + moved, flops) * 1e6,
         }  # fmt: skip
 
     def step_ms(self) -> float:
         """The larger of: weights and cache once over the bandwidth; operations over the peak."""
         found = [self.launch(i) for i in range(len(self.bucket.launches))]
         kept, flops = (float(sum(each[k] for each in found)) for k in ("kept_bytes", "flops"))
-        return max(kept / BANDWIDTH, flops / PEAK) * 1e3
+        return self._rates.seconds(kept, flops) * 1e3
 
     def _tokens(self) -> int:
         return self._shape.requests * self._shape.tokens
