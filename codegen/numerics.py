@@ -110,7 +110,7 @@ def _contract(body: Graph, target: Target) -> Numerics:
     # A matrix instruction takes scaled codes as they are, exact in bf16.
     if target.atom == "fma" and len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
-    if target.code_atom and _codes_meet_codes(body):
+    if _codes_are_multiplied(body, target):
         chunk = 0 if target.code_atom == "mx" else CODE_CHUNK
         if chunk and all(d.block[1] % SPAN == 0 for d in _block_formats(body)):
             chunk = SPAN
@@ -134,6 +134,15 @@ def _block_formats(body: Graph) -> list[BlockFormat]:
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
     types = [body.type_of(i).dtype for n in anchors for i in n.inputs[:2]]
     return [t for t in types if isinstance(t, BlockFormat)]
+
+
+def _codes_are_multiplied(body: Graph, target: Target) -> bool:
+    """Say whether codes meet the matrix unit as they are. Where sums of 32 leave it, experts
+    multiply the values that codes stand for: bf16 holds them, and sums stay in the unit."""
+    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
+    values = target.code_atom == "wgmma_e4m3" and anchors[0].op == "expert_linear"
+    fine = any(d.block[1] % SPAN for d in _block_formats(body))
+    return bool(target.code_atom) and _codes_meet_codes(body) and not (values and fine)
 
 
 def _codes_meet_codes(body: Graph) -> bool:
@@ -163,7 +172,7 @@ def _segments(body: Graph, target: Target) -> int:
     their parts. Experts have sums of every slot; those of codes, whose groups are added one after
     the other, are cut all the same."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
-    coded = bool(target.code_atom) and _codes_meet_codes(body)
+    coded = _codes_are_multiplied(body, target)
     if anchors[0].op == "expert_linear" and not coded:
         return 1
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])

@@ -1,11 +1,11 @@
 """Pack fp8 (e4m3) and fp4 (e2m1) weights with power-of-two scales for GPU kernels, and back.
 
 A tile is 64 rows of 128 values of k: fp8 codes as they are, [panel, span, 64 rows, 128]; fp4 codes
-[panel, span, 4 groups, 64 rows, 16], byte j of a group of 32 holding k = j (low nibble) and
-k = j + 16, so that what a register holds of either nibble are neighbours. After the tiles,
-256-byte aligned, the
-scales: a ue8m0 byte per row and group of 32, [panel, span, 64 rows, 4]. Absent rows and values of k
-are zeros. A stack of matrices is one after the other.
+[panel, span, 4 groups, 64 rows, 16], byte i of a group of 32 holding k = ORDER[i] (low nibble) and
+ORDER[i] + 16: a word has what one thread of a matrix instruction takes of a row, and nibbles 16
+bits apart are neighbours. After the tiles, 256-byte aligned, the scales: a ue8m0 byte per row and
+group of 32, [panel, span, 64 rows, 4]. Absent rows and values of k are zeros. A stack of matrices
+is one after the other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tilewright.graph.errors import LowerError
 
 TILE_ROWS, SPAN, GROUP = 64, 128, 32
 GROUPS = SPAN // GROUP
+ORDER = [2 * (i // 4) + i % 4 // 2 + i % 2 * 8 for i in range(GROUP // 2)]
 TILE_BITS = {"fp8_e4m3": 8, "fp4_e2m1": 4}
 # Products of two scales stay normal fp32 numbers: an activation's is at least 2^-22, at most 2^119.
 _LOWEST, _HIGHEST, _ONE = 28, 134, 127
@@ -70,7 +71,7 @@ def pack_tiles(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
     tiles: Array = padded.reshape(panels, TILE_ROWS, count, GROUPS, 2, GROUP // 2)
     if TILE_BITS[name] == 4:
         tiles = tiles[..., 0, :] | tiles[..., 1, :] << 4
-        tiles = tiles.transpose(0, 2, 3, 1, 4)
+        tiles = tiles[..., ORDER].transpose(0, 2, 3, 1, 4)
     else:
         tiles = tiles.reshape(panels, TILE_ROWS, count, -1).transpose(0, 2, 1, 3)
     scales = np.pad(groups, ((0, -n % TILE_ROWS), (0, -groups.shape[1] % GROUPS)))
@@ -91,7 +92,7 @@ def unpack_tiles(name: str, packed: Bytes, n: int, k: int) -> Unpacked:
     codes: Array = tiles.reshape(panels * TILE_ROWS, -1)[:n]
     scales = packed[start:].reshape(panels, count, TILE_ROWS, GROUPS).transpose(0, 2, 1, 3)
     if TILE_BITS[name] == 4:
-        halves = codes.reshape(n, -1, GROUP // 2)
+        halves = codes.reshape(n, -1, GROUP // 2)[..., np.argsort(ORDER)]
         wide = np.concatenate([halves & 15, halves >> 4], -1).reshape(n, -1)[:, :k]
         codes = wide[:, 0::2] | wide[:, 1::2] << 4
     else:

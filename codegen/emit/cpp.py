@@ -253,6 +253,14 @@ def _elementwise(
 
 def _load(body: Graph, value: str, user: Node, rows: Dim, index: tuple[str, ...], row: str) -> str:
     """Return the load of an epilogue's operand from memory, broadcast by extents of 1."""
+    at = element_offset(body, value, user, rows, index, row)
+    return storage(body.type_of(value).dtype).load.format(f"args.{value}[{at}]")
+
+
+def element_offset(
+    body: Graph, value: str, user: Node, rows: Dim, index: tuple[str, ...], row: str
+) -> str:
+    """Return where the element of an operand that meets one of `user` lies: text of C."""
     type_ = body.type_of(value)
     rank = user.type.rank
     shape = inner_shape(type_, rank, rows)
@@ -266,7 +274,7 @@ def _load(body: Graph, value: str, user: Node, rows: Dim, index: tuple[str, ...]
         stride *= extent
     if value not in body.weight and has_rows(type_, rank, rows):
         offset = f"{row} * {stride}" + (f" + {offset}" if offset else "")
-    return storage(type_.dtype).load.format(f"args.{value}[{offset or '0'}]")
+    return offset or "0"
 
 
 # --- attention ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilewright.codegen.emit.cpp import environment
+from tilewright.codegen.emit.cuda_contract import contract
 from tilewright.codegen.emit.cuda_index import index
 from tilewright.codegen.emit.cuda_latent import latent
 from tilewright.codegen.source import KernelSource
@@ -25,6 +26,7 @@ def emit(spec: KernelSpec, template: KernelTemplate) -> KernelSource:
 
 
 TEXTS: Mapping[str, Callable[[KernelSpec], Mapping[str, Any]]] = {
+    "cuda/contract.cu.j2": contract,
     "cuda/latent.cu.j2": latent,
     "cuda/select.cu.j2": index,
 }

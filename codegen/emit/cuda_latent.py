@@ -30,7 +30,10 @@ THREADS, COMBINE_THREADS = 512, 128
 WITH_TAIL, WITHOUT_TAIL = ((192, 64), 4), ((200, 56), 4)
 SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * (512 + 8) + 2 * 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
-_TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char"}
+_TYPES = {
+    "fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char",
+    "fp8e4nv": "unsigned char",
+}  # fmt: skip
 
 
 def latent(spec: KernelSpec) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Kernel table of the chip: templates in order of preference."""
 
 from tilewright.targets.nvidia.contract import CONTRACT
+from tilewright.targets.nvidia.hopper_contract import CONTRACT_HOPPER
 from tilewright.targets.nvidia.kernels import (
     ATTEND,
     LATENT,
@@ -11,4 +12,6 @@ from tilewright.targets.nvidia.kernels import (
 )
 from tilewright.targets.nvidia.thin import THIN
 
-KERNELS = (THIN, CONTRACT, ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW)
+KERNELS = (
+    THIN, CONTRACT_HOPPER, CONTRACT, ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW,
+)  # fmt: skip

@@ -182,3 +182,50 @@ TW_DEVICE void tw_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 TW_DEVICE void tw_prefetch(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }
+
+// Arrives, and keeps the phase from ending before so many bytes have come by tw_bulk.
+TW_DEVICE void tw_arrive_for(uint32_t barrier, uint32_t num_bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(num_bytes)
+               : "memory");
+}
+// Brings bytes that lie together, a multiple of 16, to shared memory.
+TW_DEVICE void tw_bulk(uint32_t to, const void* from, uint32_t num_bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(num_bytes), "r"(barrier)
+      : "memory");
+}
+// Arrives once all that this thread began to copy by tw_copy16 is there.
+TW_DEVICE void tw_arrive_copied(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// Copies so far are one group; waits until at most kLeft of the groups are on their way.
+TW_DEVICE void tw_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+TW_DEVICE void tw_copied_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+TW_DEVICE uint32_t tw_load4(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+// Four matrices of eight rows of 16 bytes; lane 8 i + r names row r of matrix i, and gets word
+// lane % 4 of row lane / 4 of each.
+TW_DEVICE void tw_matrices(uint32_t (&x)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+// d [16, 8] += a [16, 16] b [8, 16]^T, of one warp.
+TW_DEVICE void tw_product(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+}

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from support.kernel_case import Case
 from tilewright.codegen.arguments import argument_names, int_names
 from tilewright.codegen.emit.cuda import TEXTS
 from tilewright.codegen.emit.registry import emit
-from tilewright.codegen.emit.triton_host import Pointer
+from tilewright.codegen.emit.triton_host import Pointer, pointers
 from tilewright.codegen.spec import KernelSpec
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph.dims import to_json
@@ -34,7 +35,7 @@ class HopperRun:
         self._spec, self._variables = spec, TEXTS[template.path](spec)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in resolve("sm90")[1].support_sources().items():
-            if name.endswith(".cuh") and name != "tw_hopper.cuh":
+            if name.endswith(".cuh") and not (HERE / name).exists():
                 (folder / name).write_text(text)
         (folder / "kernel.cu").write_text(emit(spec, template).text)
         (folder / "main.cpp").write_text(self._main())
@@ -83,6 +84,21 @@ class HopperRun:
                 array = (ctypes.c_void_p * len(passed))(*passed)
                 getattr(self._library, f"run_{kernel}")(array, (ctypes.c_int * 3)(*grid))
         return result
+
+    def run_case(self, case: Case) -> dict[str, torch.Tensor]:
+        """Return the arguments after one run; outputs were poisoned, and so was the workspace."""
+        arguments, dims = case.fresh(), case.dims
+        work = np.full(WORKSPACE, 0xFF, np.uint8)
+        passed = [
+            arguments[p.tensor].data_ptr() + evaluate(p.offset, dims)
+            for p in pointers(self._spec)
+        ]
+        passed += [work.ctypes.data + evaluate(p.offset, dims) for p in self._work()]
+        passed += [dims[n] for n in int_names(self._spec.body)]
+        for kernel, grid in self._grids(dims):
+            array = (ctypes.c_void_p * len(passed))(*passed)
+            getattr(self._library, f"run_{kernel}")(array, (ctypes.c_int * 3)(*grid))
+        return arguments
 
     def _work(self) -> Sequence[Pointer]:
         given: Any = self._variables

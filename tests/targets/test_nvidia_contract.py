@@ -65,8 +65,8 @@ def test_schedules_are_many_and_numerics_are_theirs_all(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "segments", "length"),
     [("fp8", 8, 768), ("fp8 128", 4, 1024), ("bf16 wide", 1, 4096), ("q4_1", 8, 512),
-     ("f32", 64, 512), ("experts", 2, 2560),
-     ("experts w2", 2, 1152), ("groups", 4, 1024), ("groups bf16", 1, 256)],
+     ("f32", 64, 512), ("experts", 1, 5120),
+     ("experts w2", 1, 2304), ("groups", 4, 1024), ("groups bf16", 1, 256)],
 )  # fmt: skip
 def test_segments_are_as_many_as_fill_the_chip(name: str, segments: int, length: int) -> None:
     found = specs(name, "sm90", 1)[0]
@@ -76,7 +76,8 @@ def test_segments_are_as_many_as_fill_the_chip(name: str, segments: int, length:
 
 
 def test_products_of_codes_have_an_atom_of_their_own() -> None:
-    """Where rows are coded as well, and all weights of one launch are."""
+    """Where rows are coded as well, and all weights of one launch are; experts of SM90 multiply
+    what their codes stand for."""
     found = {
         (target, name): (n.atom, n.chunk, n.scale_order)
         for target in TARGETS
@@ -84,7 +85,9 @@ def test_products_of_codes_have_an_atom_of_their_own() -> None:
         for n in [specs(name, target, 1)[0].numerics]
     }
     values = ("mma", 0, "dequantise")
-    assert found["sm90", "fp8"] == found["sm90", "experts"] == ("wgmma_e4m3", 32, "factored")
+    assert found["sm90", "fp8"] == ("wgmma_e4m3", 32, "factored")
+    assert found["sm90", "experts"] == values
+    assert found["sm100", "experts"] == ("mx", 0, "factored")
     assert found["sm90", "fp8 128"] == ("wgmma_e4m3", 128, "factored")
     assert found["sm100", "fp8"] == found["sm100", "fp8 128"] == ("mx", 0, "factored")
     assert found["sm90", "mixed"] == found["sm100", "groups"] == values

@@ -53,6 +53,7 @@ static inline int lane_id() { return threadIdx.x % 32; }
 static inline void meet_warp() { meet(100 + warp_id(), 32); }
 static inline void meet_group() { meet(200 + warp_id() / 4, 128); }
 static inline void __syncthreads() { meet(0, blockDim.x); }
+static inline void __syncwarp() { meet_warp(); }
 
 static uint32_t of_lanes[64][32];
 template <class T>
@@ -129,6 +130,13 @@ struct Barrier {
   std::mutex lock;
   std::condition_variable changed;
   uint32_t count = 0, waiting = 0, phase = 0;
+  int64_t num_bytes = 0;  // still to come
+  void end_phase() {
+    if (waiting != 0 || num_bytes != 0) return;
+    waiting = count;
+    phase ^= 1;
+    changed.notify_all();
+  }
 };
 static std::map<uint32_t, std::unique_ptr<Barrier>> barriers_of_block;
 TW_DEVICE void tw_barrier_init(uint32_t barrier, uint32_t count) {
@@ -139,12 +147,28 @@ TW_DEVICE void tw_barriers_ready() {}
 TW_DEVICE void tw_arrive(uint32_t barrier) {
   Barrier& b = *barriers_of_block.at(barrier);
   std::lock_guard<std::mutex> hold(b.lock);
-  if (--b.waiting == 0) {
-    b.waiting = b.count;
-    b.phase ^= 1;
-    b.changed.notify_all();
-  }
+  --b.waiting;
+  b.end_phase();
 }
+TW_DEVICE void tw_arrive_for(uint32_t barrier, uint32_t num_bytes) {
+  Barrier& b = *barriers_of_block.at(barrier);
+  std::lock_guard<std::mutex> hold(b.lock);
+  b.num_bytes += num_bytes;
+  --b.waiting;
+  b.end_phase();
+}
+TW_DEVICE void tw_bulk(uint32_t to, const void* from, uint32_t num_bytes, uint32_t barrier) {
+  if (num_bytes % 16 || to % 16 || (uintptr_t)from % 16) abort();
+  memcpy(memory + to, from, num_bytes);
+  Barrier& b = *barriers_of_block.at(barrier);
+  std::lock_guard<std::mutex> hold(b.lock);
+  b.num_bytes -= num_bytes;
+  b.end_phase();
+}
+TW_DEVICE void tw_arrive_copied(uint32_t barrier) { tw_arrive(barrier); }
+TW_DEVICE void tw_copy_group() {}
+template <int kLeft>
+TW_DEVICE void tw_copied_but() {}
 TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
   Barrier& b = *barriers_of_block.at(barrier);
   std::unique_lock<std::mutex> hold(b.lock);
@@ -231,6 +255,41 @@ TW_DEVICE void tw_mix(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, in
     d[i] = adds ? d[i] + sum : sum;
   }
   meet_group();
+}
+template <int kCount>
+TW_DEVICE void tw_wide(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
+  tw_score_rows(d, a, b, 1);
+}
+template <int kLeft, int kCount>
+TW_DEVICE void tw_unfinished(float (&)[kCount]) {}
+TW_DEVICE uint32_t tw_load4(uint32_t address) { uint32_t x; memcpy(&x, memory + address, 4); return x; }
+TW_DEVICE void tw_matrices(uint32_t (&x)[4], uint32_t address) {
+  if (address % 16) abort();
+  of_lanes[warp_id()][lane_id()] = address;
+  meet_warp();
+  for (int i = 0; i < 4; ++i) {
+    memcpy(&x[i], memory + of_lanes[warp_id()][i * 8 + lane_id() / 4] + lane_id() % 4 * 4, 4);
+  }
+  meet_warp();
+}
+static uint32_t of_warp[32][32][6];
+TW_DEVICE void tw_product(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+  auto& of = of_warp[warp_id()];
+  const int lane = lane_id();
+  memcpy(of[lane], a, 16);
+  of[lane][4] = low, of[lane][5] = high;
+  meet_warp();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    float sum = 0.0f;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t left = of[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const uint32_t right = of[column * 4 + k % 8 / 2][4 + k / 8];
+      sum += of_bf16(left >> 16 * (k & 1) & 0xFFFF) * of_bf16(right >> 16 * (k & 1) & 0xFFFF);
+    }
+    d[i] += sum;
+  }
+  meet_warp();
 }
 TW_DEVICE void tw_fence_registers() {}
 TW_DEVICE void tw_commit() {}

@@ -1,0 +1,184 @@
+"""Texts of the CUDA template of contractions of codes, and the memory that it works in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewright.codegen.arguments import int_names
+from tilewright.codegen.emit.cpp import element_offset
+from tilewright.codegen.emit.cuda_latent import parameter
+from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.emit.triton_contract import contractions
+from tilewright.codegen.emit.triton_host import (
+    Launch,
+    Pointer,
+    host_text,
+    pointers,
+    workspace_pointers,
+)
+from tilewright.codegen.emit.triton_route import num_blocks, num_slots, result_rows, route_parts
+from tilewright.codegen.expr import print_scalar
+from tilewright.codegen.pack_tiles import SPAN, TILE_BITS, TILE_ROWS, matrix_bytes, row_bytes
+from tilewright.codegen.spec import KernelSpec, Schedule
+from tilewright.graph import Graph, Node
+from tilewright.graph.dims import DimJson
+from tilewright.graph.errors import LowerError
+from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.scalar import Var
+
+INSTANCES = (32, 64, 96, 128, 160, 192)  # columns of a product of many rows
+_SCALE_BYTES = 256  # of a tile
+_ROUTE_BYTES = 32 * 4
+# C texts of an element, and of one that is stored, by the type in memory.
+_LOADS = {"f32": "{0}", "bf16": "__int_as_float((int){0} << 16)", "i32": "(float){0}"}
+_STORES = {"f32": "{0}", "bf16": "(unsigned short)tw_pack({0}, 0.0f)"}
+
+
+def stage_bytes(*, weights: int, bits: int, rows: int) -> int:
+    """Return the bytes of shared memory of one stage: a tile of each weight, a span of rows."""
+    tiles = weights * (TILE_ROWS * SPAN * bits // 8 + _SCALE_BYTES)
+    return -(-tiles // 1024) * 1024 + rows * SPAN * 2
+
+
+def shared_bytes(body: Graph, schedule: Schedule) -> int:
+    """Return the shared memory of a block: stages, its list of rows, barriers."""
+    values, anchors = schedule.values, contractions(body)
+    weights = 2 if values["wide"] else len(anchors)
+    bits = TILE_BITS[body.type_of(anchors[0].inputs[1]).dtype.name]
+    each = stage_bytes(weights=weights, bits=bits, rows=values["bm"])
+    return values["stages"] * (each + 16) + values["bm"] * 4
+
+
+def contract(spec: KernelSpec) -> Mapping[str, Any]:
+    """Return the template's variables."""
+    body, schedule, anchors = spec.body, spec.schedule.values, contractions(spec.body)
+    first = anchors[0]
+    work, scratch = workspace_pointers(route_parts(body, first, schedule))
+    launches = _launches(spec, anchors, work)
+    n, format = constant(first.type.shape[-1]), body.type_of(first.inputs[1]).dtype.name
+    shared = {"contract": shared_bytes(body, spec.schedule)}
+    return {
+        "parameters": _parameters(spec, work),
+        "weights": [_weight(body, a) for a in anchors],
+        "activation": first.inputs[0],
+        "bits": TILE_BITS[format],
+        "spans": constant(body.type_of(first.inputs[0]).shape[-1]) // SPAN,
+        "n": n,
+        "panels": _panels(spec, anchors),
+        "rows": schedule["bm"],
+        "stages": schedule["stages"],
+        "blocks": schedule["blocks"],
+        "wide": schedule["wide"],
+        "instances": [i for i in INSTANCES if i <= schedule["bm"]],
+        "route": _route(body, first, schedule),
+        "slots": num_slots(first),
+        "slotted": _slotted(body, anchors),
+        "up": "64.0f" if TILE_BITS[format] == 4 else "1.0f",
+        "sums": [a.name for a in anchors],
+        "epilogue": _epilogue(body, anchors, n),
+        "images": [
+            {
+                "kernel": launch.kernel,
+                "threads": launch.num_warps * 32,
+                "shared": shared.get(launch.kernel, _ROUTE_BYTES),
+            }
+            for launch in launches
+        ],
+        "work": work,
+        "launches": launches,
+        "host": host_text(spec, launches, scratch),
+    }
+
+
+def _panels(spec: KernelSpec, anchors: Sequence[Node]) -> int:
+    """Blocks along the columns: a panel of each weight, or two of one."""
+    panels = -(-constant(anchors[0].type.shape[-1]) // TILE_ROWS)
+    return -(-panels // 2) if spec.schedule.values["wide"] and len(anchors) == 1 else panels
+
+
+def _weight(body: Graph, anchor: Node) -> Mapping[str, Any]:
+    type_ = body.type_of(anchor.inputs[1])
+    n, k = (constant(d) for d in type_.shape[-2:])
+    assert row_bytes(type_.dtype.name) * 8 == SPAN * TILE_BITS[type_.dtype.name]
+    name = anchor.inputs[1]
+    return {
+        "codes": name,
+        "scales": f"(const unsigned char*){name}_d",
+        "stride": matrix_bytes(type_.dtype.name, n, k),
+    }
+
+
+def _route(body: Graph, anchor: Node, schedule: Mapping[str, int]) -> Mapping[str, Any]:
+    x, w, ids = anchor.inputs
+    matrices, rows = constant(body.type_of(w).shape[0]), _text(result_rows(anchor))
+    full = f"({rows} + {schedule['bm'] - 1}) / {schedule['bm']} + {matrices + 1}"
+    return {
+        "listed": bool(schedule["listed"]),
+        "ids": ids,
+        "matrices": matrices,
+        "num_rows": rows,
+        "num_blocks": f"min({rows}, {full})",
+        "share": num_slots(anchor) if body.type_of(x).rank == 2 else 1,
+    }
+
+
+def _text(tree: DimJson) -> str:
+    return f"({tree[1]} * {tree[2]})" if isinstance(tree, list) else str(tree)
+
+
+def _launches(
+    spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer, ...]
+) -> list[Launch]:
+    """The kernels that make lists, if any, and the contraction."""
+    body, schedule, first = spec.body, spec.schedule.values, anchors[0]
+    matrices = constant(body.type_of(first.inputs[1]).shape[0])
+    blocks: DimJson = ["mul", num_blocks(body, first, schedule), _panels(spec, anchors)]
+    found = []
+    if schedule["listed"]:
+        found = [
+            Launch("route_rows", (matrices + 1, 1, 1), 32, 1, work),
+            Launch("route_blocks", (1, 1, 1), 32, 1, work),
+        ]
+    return [*found, Launch("contract", (blocks, 1, 1), 12 if schedule["wide"] else 5, 1, work)]
+
+
+def _parameters(spec: KernelSpec, work: Sequence[Pointer]) -> str:
+    written = {value for _, value in spec.body.outputs} | {p.name for p in work}
+    found = [parameter(p, p.name in written) for p in (*pointers(spec), *work)]
+    return ", ".join([*found, *(f"int {name}" for name in int_names(spec.body))])
+
+
+def _slotted(body: Graph, anchors: Sequence[Node]) -> bool:
+    """Whether the epilogue reads what lies by token and slot."""
+    known = {a.name for a in anchors}
+    return any(op_def(n.op).kind is Kind.ELEMENTWISE and i not in body.node
+               for n in body.nodes if n.name not in known for i in n.inputs)  # fmt: skip
+
+
+def _epilogue(body: Graph, anchors: Sequence[Node], n: int) -> list[str]:
+    """Elementwise nodes on the sums, and the stores of what leaves the kernel."""
+    rows, index = anchors[0].type.shape[0], ("slot", "col")
+    known = {a.name: f"acc_{a.name}" for a in anchors}
+    outputs, lines = {value for _, value in body.outputs}, []
+    for node in body.nodes:
+        if node.name not in known:
+            definition = op_def(node.op)
+            if definition.kind is not Kind.ELEMENTWISE or definition.scalar is None:
+                raise LowerError(
+                    f"{node.op} '{node.name}': is no epilogue: want an elementwise op"
+                )
+            given = {}
+            for i, value in enumerate(node.inputs):
+                if value not in known:
+                    at = element_offset(body, value, node, rows, index, "token")
+                    load = _LOADS[body.type_of(value).dtype.name]
+                    known[value] = f"({load.format(f'{value}[{at}]')})"
+                given[f"operand{i}"] = known[value]
+            text = print_scalar(definition.scalar(node.attr, *map(Var, given)), given, "cuda")
+            known[node.name] = f"t_{node.name}"
+            lines.append(f"const float t_{node.name} = {text};")
+        if node.name in outputs:
+            stored = _STORES[node.type.dtype.name].format(known[node.name])
+            lines.append(f"{node.name}[row * {n} + col] = {stored};")
+    return lines

@@ -1,0 +1,58 @@
+// Products of a group of warps with many columns: d [64, n] += a [64, 16] b [n, 16]^T, a in
+// registers, rows of b in shared memory.
+#pragma once
+#include "tw_hopper.cuh"
+
+#define TW_N0 "%0, %1, %2, %3, %4, %5, %6, %7, " \
+  "%8, %9, %10, %11, %12, %13, %14, %15"
+#define TW_N16 "%16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define TW_N32 "%32, %33, %34, %35, %36, %37, %38, %39, " \
+  "%40, %41, %42, %43, %44, %45, %46, %47"
+#define TW_N48 "%48, %49, %50, %51, %52, %53, %54, %55, " \
+  "%56, %57, %58, %59, %60, %61, %62, %63"
+#define TW_N64 "%64, %65, %66, %67, %68, %69, %70, %71, " \
+  "%72, %73, %74, %75, %76, %77, %78, %79"
+#define TW_N80 "%80, %81, %82, %83, %84, %85, %86, %87, " \
+  "%88, %89, %90, %91, %92, %93, %94, %95"
+#define TW_N96 "%96, %97, %98, %99, %100, %101, %102, %103, " \
+  "%104, %105, %106, %107, %108, %109, %110, %111"
+#define TW_N112 "%112, %113, %114, %115, %116, %117, %118, %119, " \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
+#define TW_D8(d, i)                                                                      \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TW_D16(d, i) TW_D8(d, i), TW_D8(d, i + 8)
+#define TW_S(...) __VA_ARGS__
+
+// How many columns, the names of the sums, and their registers; then the names of a and b.
+#define TW_WIDE(kColumns, names, sums, a_names, b_name, left)                                \
+  TW_DEVICE void tw_wide(float (&d)[kColumns / 2], const uint32_t (&a)[4], uint64_t b) {        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #kColumns "k16.f32.bf16.bf16 {" names      \
+                 "}, {" a_names "}, " b_name ", 1, 1, 1, 0;"                                    \
+                 : sums                                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
+  }                                                                                             \
+  template <int kLeft>                                                                          \
+  TW_DEVICE void tw_unfinished(float (&d)[kColumns / 2]) {                                      \
+    asm volatile("wgmma.wait_group.sync.aligned " left ";" : sums : "n"(kLeft) : "memory");     \
+  }
+
+TW_WIDE(32, TW_N0,
+        TW_S(TW_D16(d, 0)),
+        "%16, %17, %18, %19", "%20", "%16")
+TW_WIDE(64, TW_N0 ", " TW_N16,
+        TW_S(TW_D16(d, 0), TW_D16(d, 16)),
+        "%32, %33, %34, %35", "%36", "%32")
+TW_WIDE(96, TW_N0 ", " TW_N16 ", " TW_N32,
+        TW_S(TW_D16(d, 0), TW_D16(d, 16), TW_D16(d, 32)),
+        "%48, %49, %50, %51", "%52", "%48")
+TW_WIDE(128, TW_N0 ", " TW_N16 ", " TW_N32 ", " TW_N48,
+        TW_S(TW_D16(d, 0), TW_D16(d, 16), TW_D16(d, 32), TW_D16(d, 48)),
+        "%64, %65, %66, %67", "%68", "%64")
+TW_WIDE(160, TW_N0 ", " TW_N16 ", " TW_N32 ", " TW_N48 ", " TW_N64,
+        TW_S(TW_D16(d, 0), TW_D16(d, 16), TW_D16(d, 32), TW_D16(d, 48), TW_D16(d, 64)),
+        "%80, %81, %82, %83", "%84", "%80")
+TW_WIDE(192, TW_N0 ", " TW_N16 ", " TW_N32 ", " TW_N48 ", " TW_N64 ", " TW_N80,
+        TW_S(TW_D16(d, 0), TW_D16(d, 16), TW_D16(d, 32), TW_D16(d, 48), TW_D16(d, 64), TW_D16(d, 80)),
+        "%96, %97, %98, %99", "%100", "%96")

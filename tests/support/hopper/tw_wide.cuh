@@ -1,0 +1,1 @@
+#include "tw_hopper.cuh"
