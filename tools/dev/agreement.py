@@ -83,14 +83,21 @@ def moved(seed: int) -> Observer:
     return observe
 
 
-def references(checkpoint: Path, rows: Sequence[Sequence[int]]) -> dict[str, Floats]:
+def references(
+    checkpoint: Path,
+    rows: Sequence[Sequence[int]],
+    names: Sequence[str] = (REFERENCE, MOVED, FP32),
+) -> dict[str, Floats]:
     """Logits of the reference: as it is, with its sums moved, in fp32."""
-    ways = {REFERENCE: (WIDE, None), MOVED: (WIDE, moved(1)), FP32: (HONOUR_CASTS, None)}
+    ways: dict[str, tuple[Precision, Observer | None]] = {
+        REFERENCE: (WIDE, None), MOVED: (WIDE, moved(1)), FP32: (HONOUR_CASTS, None),
+    }  # fmt: skip
     return {
         name: np.concatenate(
             reference_logits(checkpoint, rows, precision=precision, observe=observe)
         )
         for name, (precision, observe) in ways.items()
+        if name in names
     }
 
 
