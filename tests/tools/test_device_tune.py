@@ -214,6 +214,21 @@ def test_refused_measurements(
     assert not records.exists()
 
 
+def test_other_numerics_may_have_other_bits(
+    call: Call, model: Path, tmp_path: Path, records: Path, unbuilt: list[str]
+) -> None:
+    """In fast mode: attention in other chunks. Schedules of one numerics may not."""
+    cases = export(call, model, tmp_path / "out", "--mode", "fast", "--templates", "attend")
+    for wrong in (False, True):
+
+        def change(row: dict[str, Any], wrong: bool = wrong) -> None:
+            row["different"] = row["symbols"][1 if wrong else -1 :][:1]
+
+        file = measured(cases, tmp_path / "measured.json", change)
+        done = call("tune", str(model), *ASKED, "--mode", "fast", "--import", str(file))
+        assert done.code == int(wrong), done.err
+
+
 def test_refused_arguments(call: Call, model: Path, tmp_path: Path, records: Path) -> None:
     missing = tmp_path / "missing.json"
     assert call("tune", str(model), *ASKED, "--import", str(missing)).err.startswith(
