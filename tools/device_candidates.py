@@ -85,7 +85,8 @@ class Collector:
     def __call__(self, body: Body, choice: Choice, bucket: Bucket) -> Candidate:
         tried = candidates(body, choice, bucket, self._target, self._config)
         key = candidate_key(body, choice, bucket, self._target, self._config)
-        if key not in self.cases and self._scope.holds(choice.template.name):
+        wanted = self._scope.holds(choice.template.name) and not _finds_pages(body)
+        if key not in self.cases and wanted:
             specs = tuple(
                 KernelSpec(choice.template.kind, body.graph, choice.template.name, c.numerics,
                            c.schedule, body.buffers)
@@ -95,6 +96,12 @@ class Collector:
             group = self._names[body.graph.digest + repr(body.buffers)]
             self.cases[key] = Case(key, group, bucket.name, specs, step)
         return tried[0]
+
+
+def _finds_pages(body: Body) -> bool:
+    """Whether rows find pages through tables: what fits states and tables together is not made up
+    here, and such kernels take the first schedule."""
+    return any(n.op in ("page_slots", "pool_window") for n in body.graph.nodes)
 
 
 def export(
