@@ -1,5 +1,5 @@
-"""Launches of a step on two streams: a launch that does not touch what another writes need not wait
-for it. What each does stays the same, and so do the bits.
+"""Launches of a step on several streams: a launch that does not touch what another writes need not
+wait for it. What each does stays the same, and so do the bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tilewright.runtime.artifact import BucketRecord
 from tilewright.runtime.plan_check import bucket_limits, tensor_bytes
 from tilewright.runtime.plan_memory import PlanMemory, Region
 
-LANES = 2
+LANES = 4
 
 
 class Touch(NamedTuple):

@@ -85,7 +85,8 @@ class Collector:
     def __call__(self, body: Body, choice: Choice, bucket: Bucket) -> Candidate:
         tried = candidates(body, choice, bucket, self._target, self._config)
         key = candidate_key(body, choice, bucket, self._target, self._config)
-        if key not in self.cases and self._scope.holds(choice.template.name):
+        wanted = self._scope.holds(choice.template.name) and not _finds_pages(body)
+        if key not in self.cases and wanted:
             specs = tuple(
                 KernelSpec(choice.template.kind, body.graph, choice.template.name, c.numerics,
                            c.schedule, body.buffers)
@@ -95,6 +96,12 @@ class Collector:
             group = self._names[body.graph.digest + repr(body.buffers)]
             self.cases[key] = Case(key, group, bucket.name, specs, step)
         return tried[0]
+
+
+def _finds_pages(body: Body) -> bool:
+    """Whether rows find pages through tables: what fits states and tables together is not made up
+    here, and such kernels take the first schedule."""
+    return any(n.op in ("page_slots", "pool_window") for n in body.graph.nodes)
 
 
 def export(
@@ -172,7 +179,7 @@ def adopt(measured: Path, cases: Mapping[str, Case]) -> list[TuningRecord]:
     """Return records of what `measure.py` wrote, for those of these cases that it measured.
 
     Raises LowerError for a file of another kind, for a case whose kernels are others, and where
-    candidates of one case gave different bits: then no schedule may be chosen by its time.
+    schedules of one case gave different bits: then none may be chosen by its time.
     """
     found = _read(measured)
     records = []
@@ -186,15 +193,23 @@ def adopt(measured: Path, cases: Mapping[str, Case]) -> list[TuningRecord]:
                 f"measurement '{measured}': kernels of '{case.group}' ({case.bucket}) are others "
                 "than this version makes: export and measure again"
             )
-        if row["different"]:
+        if wrong := _moved(case, row["different"]):
             raise LowerError(
                 f"measurement '{measured}': '{case.group}' ({case.bucket}): schedules gave "
-                f"different bits: {', '.join(row['different'])}"
+                f"different bits: {', '.join(wrong)}"
             )
         records.append(_record(case, row, found))
     if not records:
         raise LowerError(f"measurement '{measured}': holds no case of this model and these bounds")
     return records
+
+
+def _moved(case: Case, different: Sequence[str]) -> list[str]:
+    """Kernels with other bits than the first although they have its numerics; in fast mode others
+    may have other bits."""
+    first = case.specs[0].numerics
+    other = {spec.symbol for spec in case.specs if spec.numerics != first}
+    return [symbol for symbol in different if symbol not in other]
 
 
 def _record(case: Case, row: Mapping[str, Any], found: Mapping[str, Any]) -> TuningRecord:

@@ -76,7 +76,8 @@ def plausible_step(body: Graph, bounds: Mapping[str, int], *, context: int) -> S
             case Kind.STORE:
                 cache, entries = (body.type_of(i) for i in node.inputs[:2])
                 rows = evaluate(entries.shape[0], dims)
-                _bind(dims, cache.shape[0], -(-rows // _size(cache)))
+                size = evaluate(cache.shape[1], {}) if node.op == "append_rows" else _size(cache)
+                _bind(dims, cache.shape[0], -(-rows // size))
             case _:
                 pass
     return Step(dims, requests, context)

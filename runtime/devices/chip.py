@@ -46,7 +46,8 @@ class Chip(Protocol):
         """Record what `launch` launches, without running it; return what runs it."""
 
     def issue(self, launches: Sequence[Callable[[], None]], turns: Sequence[Turn]) -> None:
-        """Issue launches to two streams while a graph is recorded: each after those of its turn."""
+        """Issue launches to a stream for each lane while a graph is recorded: each launch after
+        those of its turn."""
 
     def timed(self, launches: Sequence[Callable[[], None]]) -> Sequence[float]:
         """Run launches one after the other; return the seconds of each."""

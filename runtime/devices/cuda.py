@@ -31,7 +31,7 @@ from tilewright.runtime.devices.gpu_library import GpuLibrary
 from tilewright.runtime.devices.launch_table import CUDA, Place
 from tilewright.runtime.devices.memory import Bytes, map_file
 from tilewright.runtime.devices.padding import next_power
-from tilewright.runtime.lanes import Turn
+from tilewright.runtime.lanes import LANES, Turn
 from tilewright.runtime.plan_memory import PlanMemory
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CudaChip:
         self.device = torch.device("cuda", index)
         cuda: Any = torch.cuda  # its classes have no types
         self._stream = cuda.Stream(self.device)
-        self._lanes = (self._stream, cuda.Stream(self.device))
+        self._lanes = (self._stream, *(cuda.Stream(self.device) for _ in range(1, LANES)))
         self._copied = cuda.Event()
         self._captured: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -99,10 +99,12 @@ class CudaChip:
         return graph.replay
 
     def issue(self, launches: Sequence[Callable[[], None]], turns: Sequence[Turn]) -> None:
-        """Issue launches to two streams; the second begins and ends with the first."""
+        """Issue launches to streams; all that are used begin and end with the first."""
         cuda: Any = torch.cuda
-        main, side = self._lanes
-        side.wait_stream(main)
+        used = {turn.lane for turn in turns}
+        sides = [lane for i, lane in enumerate(self._lanes) if i in used and i]
+        for side in sides:
+            side.wait_stream(self._stream)
         awaited = {j for turn in turns for j in turn.after}
         done: dict[int, Any] = {}
         for i, (launch, turn) in enumerate(zip(launches, turns, strict=True)):
@@ -114,7 +116,8 @@ class CudaChip:
             if i in awaited:
                 done[i] = cuda.Event()
                 done[i].record(stream)
-        main.wait_stream(side)
+        for side in sides:
+            self._stream.wait_stream(side)
 
     def timed(self, launches: Sequence[Callable[[], None]]) -> Sequence[float]:
         """Run launches one after the other; return the seconds of each."""

@@ -2,7 +2,8 @@
 
 All memory is taken at once: weights, inputs, outputs, arena and scratch in one piece, states in
 another. A step is written to staging memory, copied in one piece, and launched: small buckets
-padded to their limits, as a graph of two streams, the others launch by launch with exact extents.
+padded to their limits, as a graph of several streams, the others launch by launch with exact
+extents.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 GRAPH_TOKENS = 512  # larger steps outlast their launches, and padding them costs more than it saves
 _ALIGNMENT = 256
-SIDE: Region = ("scratch", "side")  # of launches on the second stream of a graph
+# Scratch of launches on each stream of a graph but the first.
+SIDES: tuple[Region, ...] = tuple(("scratch", f"lane {i}") for i in range(1, LANES))
 GraphKey = tuple[str, tuple[tuple[str, int], ...]]
 
 
@@ -55,7 +57,7 @@ def order_regions(plan: PlanMemory) -> dict[Region, int]:
         b.scratch_bytes_per_thread for b in plan.buckets
         if b.bounds.get("tokens", GRAPH_TOKENS) <= GRAPH_TOKENS
     ]  # fmt: skip
-    return {**found, SIDE: max(captured, default=0)}
+    return {**found, **dict.fromkeys(SIDES, max(captured, default=0))}
 
 
 def fixed_bytes(plan: PlanMemory) -> int:
@@ -99,7 +101,7 @@ class GpuSession:
                 self._memory[region] = pool[at : at + size]
                 at += aligned(size)
                 staged = at if region[0] == "input" else staged
-            poison_end = at - sum(aligned(self._memory[r].numel()) for r in (SCRATCH, SIDE))
+            poison_end = at - sum(aligned(self._memory[r].numel()) for r in (SCRATCH, *SIDES))
             self._input_pool = pool[self._inputs_at : staged]
             self._poisoned = pool[staged:poison_end]
             self._upload(artifact, pool)
@@ -201,7 +203,7 @@ class GpuSession:
             self._graphs[key] = self._chip.capture(self.recording(step.bucket))
 
     def recording(self, bucket: BucketRecord) -> Callable[[], None]:
-        """Return what issues the launches of the present step to two streams, for a graph."""
+        """Return what issues the launches of the present step to several streams, for a graph."""
         if bucket.name not in self._turns:
             self._turns[bucket.name] = turns_of(self._plan, bucket)
         turns = self._turns[bucket.name]
@@ -263,7 +265,8 @@ class GpuSession:
         if table is None:
 
             def address_of(region: Region) -> int:
-                return self._memory[SIDE if lane and region == SCRATCH else region].data_ptr()
+                own = SIDES[lane - 1] if lane and region == SCRATCH else region
+                return self._memory[own].data_ptr()
 
             slots, calls = lay_out(self._plan, bucket, address_of)
             layout = LaunchLayout(self._library.addresses, slots, calls, self._chip.place)

@@ -29,6 +29,7 @@ from tilewright.runtime.devices.cuda_checks import (
 )
 from tilewright.runtime.devices.gpu import fixed_bytes
 from tilewright.runtime.devices.registry import open_device
+from tilewright.runtime.lanes import LANES
 from tilewright.runtime.plan_memory import PlanMemory
 
 Write = Callable[..., Path]
@@ -148,8 +149,8 @@ def test_memory_is_planned_from_the_manifest(write_artifact: Write) -> None:
 
     manifest = load_artifact(write_artifact(edit)).manifest
     plan = PlanMemory(manifest, 1)
-    # Weights 128; x, y, h of 64 rows of 8 floats, 64 slots; arena 64 bytes more; scratch 64, twice.
-    assert fixed_bytes(plan) == 256 + 2048 + 256 + 2048 + 2304 + 2 * 256
+    # Weights 128; x, y, h of 64 rows of 8 floats, 64 slots; arena 64 bytes more; scratch 64 a lane.
+    assert fixed_bytes(plan) == 256 + 2048 + 256 + 2048 + 2304 + LANES * 256
     # Two buckets of two launches; context 1, 2, 4, ..., 64, 100.
     assert graph_bytes(plan) == 2 * 2 * 8 * LAUNCH_GRAPH_BYTES
     needs = memory_needs(plan, 10, True)

@@ -1,4 +1,4 @@
-"""Launches on two streams: what they share keeps its order, what they do not may overlap."""
+"""Launches on several streams: what they share keeps its order, what they do not may overlap."""
 
 from __future__ import annotations
 

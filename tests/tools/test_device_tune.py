@@ -214,6 +214,34 @@ def test_refused_measurements(
     assert not records.exists()
 
 
+def test_rows_that_find_pages_are_not_measured(
+    call: Call, tmp_path: Path, records: Path, unbuilt: list[str]
+) -> None:
+    """Random tables would point outside of random states."""
+    path = Path(models.__file__).parent / "small" / "config.json"
+    asked = ("--config", str(path), "--templates", "row", "--budget", "1")
+    done = call("tune", *ASKED, *asked, "--export", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    cases = json.loads((tmp_path / "out" / "cases.json").read_text())["cases"]
+    groups = {c["group"] for c in cases}
+    assert "layers.2.append_entries_1" not in groups and "layers.0.hyper_mix" in groups
+
+
+def test_other_numerics_may_have_other_bits(
+    call: Call, model: Path, tmp_path: Path, records: Path, unbuilt: list[str]
+) -> None:
+    """In fast mode: attention in other chunks. Schedules of one numerics may not."""
+    cases = export(call, model, tmp_path / "out", "--mode", "fast", "--templates", "attend")
+    for wrong in (False, True):
+
+        def change(row: dict[str, Any], wrong: bool = wrong) -> None:
+            row["different"] = row["symbols"][1 if wrong else -1 :][:1]
+
+        file = measured(cases, tmp_path / "measured.json", change)
+        done = call("tune", str(model), *ASKED, "--mode", "fast", "--import", str(file))
+        assert done.code == int(wrong), done.err
+
+
 def test_refused_arguments(call: Call, model: Path, tmp_path: Path, records: Path) -> None:
     missing = tmp_path / "missing.json"
     assert call("tune", str(model), *ASKED, "--import", str(missing)).err.startswith(

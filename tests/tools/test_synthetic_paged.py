@@ -106,3 +106,14 @@ def test_candidates_are_timed(op: str, kernel_cache: Path) -> None:
     )  # fmt: skip
     seconds = measure(specs, body, Bucket("b", {"tokens": 4, "requests": 4}))
     assert len(seconds) == 2 and np.min(seconds) > 0
+
+
+def test_states_of_rows_hold_what_a_step_appends() -> None:
+    """A page has as many entries as its second extent says, whatever an entry is wide."""
+    b = GraphBuilder("append")
+    tokens, pages = (b.dim(n, Role.BATCH, upper=999) for n in ("tokens", "pages"))
+    state = b.state("rows", F32, pages, 8, WIDTH)
+    x, slots = b.input("x", F32, tokens, WIDTH), b.input("slots", I32, tokens)
+    b.append(state, x, slots, op="append_rows")
+    step = plausible_step(b.build(), {"tokens": 100}, context=512)
+    assert step.dims["pages"] == 13

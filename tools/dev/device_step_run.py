@@ -1,7 +1,7 @@
 """The half of `device_step` that runs on the GPU: steps as CUDA graphs, the share of each launch,
 and what bandwidth and operations alone would take.
 
-Steps that the runtime captures are timed as it captures them, on two streams, and in order too.
+Steps that the runtime captures are timed as it captures them, on several streams, and in order too.
 In a short step a launch's time is that of a graph that ends with it, less that of the graph that
 ends before it, so that the times of all launches add up to the step. In a long one it is the time
 between events, launch by launch, each with a gap of 1 to 4 us. The L2 is flushed before a replay.
