@@ -127,6 +127,10 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
      "config 'rope_scaling.factor': got nan, want a positive number"),
     ({"rope_parameters": 5}, "config 'rope_parameters': got 5, want an object"),
     ({"rope_parameters": {"main": 5, "compress": {}}}, "config 'main': got 5, want an object"),
+    ({"torch_dtype": "float8"}, "config 'torch_dtype': got 'float8', want float32, bfloat16, "
+     "float16; or choose with --dtype"),
+    ({"dtype": 16}, "config 'dtype': got 16, want float32, bfloat16, float16; or choose with "
+     "--dtype"),
     ({"text_config": 5}, "config 'text_config': got 5, want an object"),
     ({"architectures": [[]]}, "model architecture [[]]: not supported: have LlamaForCausalLM, "
      "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, DeepseekV4ForCausalLM, "
