@@ -35,7 +35,8 @@ def open_config(name: str) -> tuple[str, Mapping[str, Any]]:
     Raises VerifyError listing the known names.
     """
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
-    if path.is_dir() or not path.exists():
+    is_known = name.endswith(".json") or name in config_names()
+    if not is_known or path.is_dir() or not path.exists():
         raise VerifyError(
             f"config {shown(name)}: unknown: have {', '.join(config_names())}, "
             "or the path of a config.json"

@@ -56,7 +56,7 @@ def load_artifact(
     another format, or for another machine. Weights are checked by size (see verify_weights).
     `choose_device` is called before anything is loaded, and may refuse likewise.
     """
-    root = Path(path)
+    root = _root(path)
     try:
         manifest = read_manifest(root)
         device = device or choose_device(manifest)
@@ -73,6 +73,12 @@ def load_artifact(
     except OSError as error:
         raise ArtifactError(f"artifact '{root}': {error.filename}: {error.strerror}") from None
     return LoadedArtifact(root, manifest, library, tokenizer, weights, device)
+
+
+def _root(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArtifactError(f"artifact: wrong type: got {type(path).__name__}, want a path")
+    return Path(path)
 
 
 def read_manifest(root: Path) -> Manifest:

@@ -39,12 +39,13 @@ def parameters(graph: Graph, part: str) -> int:
 
 def test_names() -> None:
     assert config_names() == ("deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash")
-    with pytest.raises(VerifyError) as error:
-        open_config("deepseek-v5")
-    assert str(error.value) == (
-        "config 'deepseek-v5': unknown: have deepseek-v4-flash, deepseek-v4-pro, "
-        "deepseek-v4.1-flash, or the path of a config.json"
-    )
+    for name in ("deepseek-v5", "", "../configs/deepseek-v4-flash", "deepseek-v4-flash.json"):
+        with pytest.raises(VerifyError) as error:
+            open_config(name)
+        assert str(error.value) == (
+            f"config '{name}': unknown: have deepseek-v4-flash, deepseek-v4-pro, "
+            "deepseek-v4.1-flash, or the path of a config.json"
+        )
 
 
 def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
