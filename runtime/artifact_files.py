@@ -89,6 +89,7 @@ def read_manifest(root: Path) -> Manifest:
     for field, want in (("format", FORMAT), ("abi", ABI)):
         if tree.get(field) != want or isinstance(tree.get(field), bool):
             got = tree.get(field, "none")
+            got = got if type(got) is type(want) else repr(got)  # a text '3' is not 3
             raise ArtifactError(
                 f"{field} {got} is not supported: want {want}; compile the model again"
             )

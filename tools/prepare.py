@@ -67,8 +67,17 @@ class CheckpointWeights:
     checkpoint: Checkpoint
 
     def unpacked(self, name: str, wanted: ElementType) -> Unpacked:
-        """Return a tensor's codes and scales, or its values rounded to a plain dtype."""
+        """Return a tensor's codes and scales, or its values rounded to a plain dtype.
+
+        Raises VerifyError for a NaN, which would spoil answers without a word.
+        """
         entry = self.checkpoint.tensors[name]
+        found = self._found(entry, wanted)
+        if any(holds_nan(part) for part in (found.values, found.d, found.m)):
+            raise VerifyError(f"{entry.where}: holds NaN: want numbers")
+        return found
+
+    def _found(self, entry: TensorEntry, wanted: ElementType) -> Unpacked:
         raw, shape = entry.raw(), entry.shape
         if entry.scale is not None:
             floats, exponents = read_scaled(entry)
@@ -99,6 +108,15 @@ class CheckpointWeights:
         """Yield codes and scales of a table of rows."""
         for codes, d in read_rows(self.checkpoint.tensors[name]):
             yield Unpacked(codes=codes, d=d)
+
+
+def holds_nan(part: np.ndarray[Any, Any] | None) -> bool:
+    """Say whether there is a NaN among floats, or among the bits of bf16."""
+    if part is None or not part.size:
+        return False
+    if part.dtype == np.uint16:
+        return int((part & np.uint16(0x7FFF)).max()) > 0x7F80
+    return part.dtype.kind == "f" and bool(np.isnan(part.max()))
 
 
 def round_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

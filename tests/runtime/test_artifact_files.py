@@ -225,6 +225,7 @@ def deep(levels: int) -> Any:
 
 EDITS: dict[str, Callable[[Tree], Any]] = {
     "format 2 is not supported: want 3; compile the model again": lambda t: t.update(format=2),
+    "format '3' is not supported: want 3; compile the model again": lambda t: t.update(format="3"),
     "abi other is not supported: want tvm-ffi/1; compile the model again": lambda t: t.update(
         abi="other"
     ),
