@@ -101,7 +101,6 @@ class DeepseekConfig:
 def read_shared(config: Mapping[str, Any], ratios: tuple[int, ...], group: int) -> DeepseekConfig:
     """Read the settings of both families; `group` is the default where no block size is given."""
     check_fixed("config", config, _FIXED)
-    expert_dtype(config)
     num_layers = positive(config, "num_hidden_layers")
     _check_covered(config, len(ratios), num_layers)
     return DeepseekConfig(

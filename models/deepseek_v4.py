@@ -64,7 +64,7 @@ def read_config(config: Mapping[str, Any]) -> V4Config:
 def _hash_layers(config: Mapping[str, Any], num_layers: int) -> int:
     kinds = listed(config, "mlp_layer_types", "a list of names")
     known = all(kind in ("hash_moe", "moe") for kind in kinds)
-    if kinds and (len(kinds) != num_layers or not known):
+    if kinds and (len(kinds) < num_layers or not known):
         raise VerifyError(
             f"config 'mlp_layer_types': got {shown(kinds)}, want hash_moe or moe for each of "
             f"{num_layers} layers"

@@ -129,13 +129,6 @@ BAD_V4: dict[str, tuple[dict[str, Any], str]] = {
         {"num_nextn_predict_layers": -1},
         "config 'num_nextn_predict_layers': got -1, want an int of at least 0",
     ),
-    "expert dtype": (
-        {"expert_dtype": "int4"}, "config 'expert_dtype': got 'int4', want fp4 or fp8"
-    ),
-    "expert dtype of the storage": (
-        {"quantization_config": {"quant_method": "fp8", "expert_dtype": ["fp4"]}},
-        "config 'expert_dtype': got ['fp4'], want fp4 or fp8",
-    ),
 }
 BAD_V41: dict[str, tuple[dict[str, Any], str]] = {
     "no source": (

@@ -88,3 +88,16 @@ def test_without_a_quantisation_matrices_are_in_the_activation_dtype(tmp_path: P
     _, graph = built("deepseek-v4-flash")
     stored = {str(v) for v in released_formats(plain, graph, BF16).values()}
     assert stored == {"bf16", "f32"}
+
+
+@pytest.mark.parametrize("place", ["quantization_config", None])
+@pytest.mark.parametrize("wrong", ["int4", ["fp4"], 4, ""])
+def test_experts_of_an_unknown_dtype_are_refused(place: str | None, wrong: object) -> None:
+    """Without tensors nothing else says how experts are stored."""
+    config, graph = built("deepseek-v4-flash")
+    changes: dict[str, object] = {"expert_dtype": wrong}
+    if place is not None:
+        changes = {"expert_dtype": None, place: {**config[place], "expert_dtype": wrong}}
+    with pytest.raises(VerifyError) as caught:
+        released_formats({**config, **changes}, graph, BF16)
+    assert str(caught.value) == f"config 'expert_dtype': got {wrong!r}, want fp4 or fp8"
