@@ -25,6 +25,7 @@ def refuse_foreign(output: Path) -> None:
     A link stands for the folder it leads to.
     """
     place = Path(os.path.realpath(output))
+    _refuse_unwritable(output, place)
     if not place.exists():
         return
     if not place.is_dir():
@@ -39,6 +40,15 @@ def refuse_foreign(output: Path) -> None:
             )
     if any(place.iterdir()):
         _refuse_others(output, place)
+
+
+def _refuse_unwritable(output: Path, place: Path) -> None:
+    """Raise unless a folder can be made beside `place`, before time is spent on what is in it."""
+    above = next((each for each in place.parents if os.path.lexists(each)), place)
+    if not above.is_dir():
+        raise TilewrightError(f"output '{output}': '{above}' is a file: want a directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise TilewrightError(f"output '{output}': '{above}' cannot be written to")
 
 
 def _refuse_others(output: Path, place: Path) -> None:
@@ -79,6 +89,7 @@ def staging(output: Path) -> Iterator[Path]:
     What a killed process left beside it is removed; what it had moved away is put back.
     """
     place = Path(os.path.realpath(output))
+    _refuse_unwritable(output, place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _put_back(place)

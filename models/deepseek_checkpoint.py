@@ -22,6 +22,7 @@ from tilewright.models.record import Checkpoint, TensorEntry, shown
 from tilewright.models.settings import text_settings
 
 _EXPERT = re.compile(r"layers\.(\d+)\.ffn\.experts\.(\d+)\.")
+_BY_TOKEN = "layers.*.ffn.gate.tid2eid"  # the experts of every token id, in hash layers
 _BY_ROWS = "*.engram.embed.weight"  # a table of rows, each with scales of its own
 
 
@@ -37,6 +38,8 @@ def adopt(checkpoint: Checkpoint) -> Checkpoint:
     text = text_settings(checkpoint.config)
     _check_experts(checkpoint, text, tensors)
     _check_blocks(text, tensors)
+    tables = [name for name in tensors if fnmatchcase(name, _BY_TOKEN)]
+    tensors |= {name: _expert_ids(tensors[name], text) for name in tables}
     return replace(checkpoint, tensors=tensors)
 
 
@@ -74,6 +77,15 @@ def _check_blocks(config: Mapping[str, Any], tensors: Mapping[str, TensorEntry])
                 f"{entry.scale.where}: does not fit config 'weight_block_size' {list(block)}: got "
                 f"{list(entry.scale.shape)}, want {list(want)} for a weight of {[n, k]}"
             )
+
+
+def _expert_ids(entry: TensorEntry, config: Mapping[str, Any]) -> TensorEntry:
+    """Return a table of expert numbers, whose values are checked where they are read."""
+    if entry.dtype not in ("i32", "i64"):
+        raise VerifyError(
+            f"{entry.where}: holds numbers of experts: got {entry.dtype}, want i32 or i64"
+        )
+    return replace(entry, below=positive(config, "n_routed_experts"))
 
 
 def adopt_with_engram(checkpoint: Checkpoint) -> Checkpoint:

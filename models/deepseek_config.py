@@ -13,6 +13,7 @@ from typing import Any
 from tilewright.graph.errors import VerifyError
 from tilewright.models.layers import Rope
 from tilewright.models.llama import MAX_WIDTH, positive, real
+from tilewright.models.llama_settings import check_fixed
 from tilewright.models.record import shown
 from tilewright.models.scales import FP8_BLOCKS
 from tilewright.models.settings import flag, listed, section
@@ -21,6 +22,11 @@ _QUANTISED = (
     ("quant_method", "fp8"), ("fmt", "e4m3"), ("scale_fmt", "ue8m0"),
     ("activation_scheme", "dynamic"),
 )  # fmt: skip
+_FIXED: Mapping[str, Any] = {
+    "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "hidden_act": "silu",
+    "num_key_value_heads": 1, "tie_word_embeddings": False, "attention_bias": False,
+}  # fmt: skip
+_EXPERT_DTYPES = ("fp4", "fp8")
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class DeepseekConfig:
 
 def read_shared(config: Mapping[str, Any], ratios: tuple[int, ...], group: int) -> DeepseekConfig:
     """Read the settings of both families; `group` is the default where no block size is given."""
-    _check_fixed(config)
+    check_fixed("config", config, _FIXED)
     num_layers = positive(config, "num_hidden_layers")
     _check_covered(config, len(ratios), num_layers)
     return DeepseekConfig(
@@ -124,7 +130,11 @@ def read_shared(config: Mapping[str, Any], ratios: tuple[int, ...], group: int) 
 def _check_covered(config: Mapping[str, Any], count: int, num_layers: int) -> None:
     """Refuse ratios for fewer layers, or for more than layers and draft layers together."""
     drafts = config.get("num_nextn_predict_layers")
-    most = num_layers + drafts if type(drafts) is int else count
+    if drafts is not None and (type(drafts) is not int or not 0 <= drafts < 1 << 31):
+        raise VerifyError(
+            f"config 'num_nextn_predict_layers': got {shown(drafts)}, want an int of at least 0"
+        )
+    most = count if drafts is None else num_layers + drafts
     if count < num_layers:
         raise VerifyError(
             f"config 'compress_ratios': does not cover the layers: got {count} ratios, "
@@ -166,28 +176,14 @@ def _rate(rates: Mapping[str, Any], layer: int, kind: object) -> Any:
 
 def read_ids(config: Mapping[str, Any], key: str, num_layers: int) -> tuple[int, ...]:
     """Return ascending layer numbers; raise VerifyError naming the key for anything else."""
-    found = config.get(key) or []
+    found = config.get(key)
+    found = [] if found is None else found
     numbers = isinstance(found, (list, tuple)) and all(type(i) is int for i in found)
     if not numbers or list(found) != sorted({i for i in found if 0 <= i < num_layers}):
         raise VerifyError(
             f"config '{key}': got {shown(found)}, want ascending layer numbers below {num_layers}"
         )
     return tuple(found)
-
-
-def _check_fixed(config: Mapping[str, Any]) -> None:
-    """Settings that have one supported value; absent means that value."""
-    for key, wanted in (
-        ("scoring_func", "sqrtsoftplus"),
-        ("topk_method", "noaux_tc"),
-        ("hidden_act", "silu"),
-        ("num_key_value_heads", 1),
-        ("tie_word_embeddings", False),
-        ("attention_bias", False),
-    ):
-        got = config.get(key)
-        if got is not None and got != wanted:
-            raise VerifyError(f"config '{key}': not supported: got {got!r}, want {wanted!r}")
 
 
 def _width(config: Mapping[str, Any], key: str) -> int:
@@ -281,3 +277,17 @@ def weight_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
         wants = " or ".join(str(list(b)) for b in FP8_BLOCKS)
         raise VerifyError(f"config 'weight_block_size': got {shown(block)}, want {wants}")
     return block[0], block[1]
+
+
+def expert_dtype(config: Mapping[str, Any]) -> str | None:
+    """Return what a configuration says routed experts are stored in; None if nothing says so."""
+    for place in (config, section(config, "quantization_config")):
+        found = place.get("expert_dtype")
+        if found is None:
+            continue
+        if found not in _EXPERT_DTYPES:
+            raise VerifyError(
+                f"config 'expert_dtype': got {shown(found)}, want {' or '.join(_EXPERT_DTYPES)}"
+            )
+        return str(found)
+    return None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.graph.errors import VerifyError
-from tilewright.models.llama_settings import check_known, check_scaling
+from tilewright.models.llama_settings import check_fixed, check_known, check_scaling
 from tilewright.models.record import shown
 from tilewright.models.settings import section
 
@@ -62,10 +62,7 @@ def check_settings(config: Mapping[str, Any], read: frozenset[str]) -> None:
     `read` is V4 or V41: what the family's reader takes from `config`.
     """
     fixed = {key: value for key, value in {**_FIXED, **_V41_FIXED}.items() if key not in read}
-    for key, wanted in fixed.items():
-        got = config.get(key)
-        if got is not None and (got != wanted or isinstance(got, bool) != isinstance(wanted, bool)):
-            raise VerifyError(f"config '{key}': not supported: got {shown(got)}, want {wanted!r}")
+    check_fixed("config", config, fixed)
     drafts = {key for key in config if key.startswith(_DRAFTS)}
     check_known(config, read | fixed.keys() | _IDLE | drafts)
     for key, value in section(config, "quantization_config").items():

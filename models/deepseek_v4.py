@@ -63,15 +63,20 @@ def read_config(config: Mapping[str, Any]) -> V4Config:
 
 def _hash_layers(config: Mapping[str, Any], num_layers: int) -> int:
     kinds = listed(config, "mlp_layer_types", "a list of names")
+    known = all(kind in ("hash_moe", "moe") for kind in kinds)
+    if kinds and (len(kinds) < num_layers or not known):
+        raise VerifyError(
+            f"config 'mlp_layer_types': got {shown(kinds)}, want hash_moe or moe for each of "
+            f"{num_layers} layers"
+        )
     found = config.get("num_hash_layers")
-    if found is None and kinds:
+    if found is None:
         found = kinds.count("hash_moe")
         if kinds[:found] != ["hash_moe"] * found:
             raise VerifyError(
                 f"config 'mlp_layer_types': hash layers do not come first: got {shown(kinds)}, "
                 "want hash_moe before moe"
             )
-    found = found or 0
     if type(found) is not int or not 0 <= found <= num_layers:
         raise VerifyError(
             f"config 'num_hash_layers': got {shown(found)}, want an int of at most {num_layers}"

@@ -135,7 +135,7 @@ def _read_candidates(
 ) -> Candidates | None:
     key = "candidate_source_layer_id"
     source = config.get(key, -1)
-    if source is None or source == -1:
+    if source is None or (type(source) is int and source == -1):
         return None
     if type(source) is not int or source not in kv:
         raise VerifyError(

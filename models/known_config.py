@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.graph import Graph
 from tilewright.graph.errors import VerifyError
 from tilewright.graph.types import BF16, F32, DType, ElementType, element_type
+from tilewright.models.deepseek_config import expert_dtype
 from tilewright.models.record import read_object, shown
 from tilewright.models.settings import section, text_settings
 
@@ -34,7 +35,8 @@ def open_config(name: str) -> tuple[str, Mapping[str, Any]]:
     Raises VerifyError listing the known names.
     """
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
-    if path.is_dir() or not path.exists():
+    is_known = name.endswith(".json") or name in config_names()
+    if not is_known or path.is_dir() or not path.exists():
         raise VerifyError(
             f"config {shown(name)}: unknown: have {', '.join(config_names())}, "
             "or the path of a config.json"
@@ -52,7 +54,7 @@ def released_formats(
     text = text_settings(config)
     stored = section(text, "quantization_config")
     block = stored.get("weight_block_size")
-    expert = text.get("expert_dtype") or stored.get("expert_dtype")
+    expert = expert_dtype(text)
     found: dict[str, ElementType] = {}
     for weight in graph.weights:
         for tensor in weight.expr.tensors:

@@ -63,7 +63,7 @@ _SCALING_FIXED: Mapping[str, Any] = {"partial_rotary_factor": 1.0, "truncate": T
 
 def check_settings(config: Mapping[str, Any]) -> None:
     """Raise VerifyError for the first setting that would change a result and is not built."""
-    _check_fixed("config", config, FIXED)
+    check_fixed("config", config, FIXED)
     check_known(config, READ | FIXED.keys())
 
 
@@ -82,7 +82,7 @@ def check_scaling(scaling: Mapping[str, Any]) -> None:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in _SCALING:
         raise VerifyError(f"rope scaling {shown(kind)}: unknown: have {', '.join(_SCALING)}")
-    _check_fixed("rope scaling", scaling, _SCALING_FIXED)
+    check_fixed("rope scaling", scaling, _SCALING_FIXED)
     for key, value in scaling.items():
         known = key in _SCALING[kind] or key in ("rope_theta", "rope_type", "type")
         if not known and key not in _SCALING_FIXED and value is not None:
@@ -93,7 +93,9 @@ def check_scaling(scaling: Mapping[str, Any]) -> None:
             )
 
 
-def _check_fixed(where: str, found: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+def check_fixed(where: str, found: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Raise VerifyError for a setting that has another value than the only one there is here; true
+    is not 1. Absent and null mean that value."""
     for key, wanted in fixed.items():
         got = found.get(key)
         if got is not None and (got != wanted or isinstance(got, bool) != isinstance(wanted, bool)):

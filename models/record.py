@@ -31,6 +31,7 @@ class TensorEntry:
 
     `shape` is row-major [rows, cols]; `dtype` names the storage format ("f32", "q4_1", ...). Where
     scales lie in a tensor of their own, `scale` is that and `dtype` the text of the element type.
+    `below`: its whole numbers are places among so many, counted from 0.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TensorEntry:
     num_bytes: int
     mapped: Bytes = field(repr=False)
     scale: TensorEntry | None = None
+    below: int | None = None
 
     @property
     def where(self) -> str:

@@ -56,7 +56,7 @@ def load_artifact(
     another format, or for another machine. Weights are checked by size (see verify_weights).
     `choose_device` is called before anything is loaded, and may refuse likewise.
     """
-    root = Path(path)
+    root = _root(path)
     try:
         manifest = read_manifest(root)
         device = device or choose_device(manifest)
@@ -75,6 +75,12 @@ def load_artifact(
     return LoadedArtifact(root, manifest, library, tokenizer, weights, device)
 
 
+def _root(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArtifactError(f"artifact: wrong type: got {type(path).__name__}, want a path")
+    return Path(path)
+
+
 def read_manifest(root: Path) -> Manifest:
     """Read and check the manifest alone, without touching the other files."""
     if not root.is_dir():
@@ -83,6 +89,7 @@ def read_manifest(root: Path) -> Manifest:
     for field, want in (("format", FORMAT), ("abi", ABI)):
         if tree.get(field) != want or isinstance(tree.get(field), bool):
             got = tree.get(field, "none")
+            got = got if type(got) is type(want) else repr(got)  # a text '3' is not 3
             raise ArtifactError(
                 f"{field} {got} is not supported: want {want}; compile the model again"
             )

@@ -240,7 +240,9 @@ class Engine:
         )
 
     def abort(self, request_id: str) -> None:
-        """End a request; its samples finish with reason `abort`. An unknown id ends nothing."""
+        """End a request; its samples finish with reason `abort`. An unknown id ends nothing; one
+        that no request can have raises RequestError."""
+        request_id = checked_id(request_id)
         with self._held():
             for request in self._scheduler.abort(request_id):
                 self._live.pop(request, None)

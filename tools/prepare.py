@@ -25,8 +25,10 @@ from tilewright.models.checkpoint import (
 from tilewright.models.deepseek_checkpoint import with_layers
 from tilewright.models.known_config import open_config, released_formats
 from tilewright.models.layers import Formats, Limits
+from tilewright.models.record import shown
 from tilewright.models.registry import Family, family_of
 from tilewright.models.scales import read_rows, read_scaled
+from tilewright.models.settings import text_settings
 from tilewright.runtime.artifact import ModelRecord
 
 TOKENIZER = "tokenizer.json"
@@ -41,6 +43,7 @@ _STORED = {
     "i32": "i32",
     "i64": "i32",
 }
+_DECLARED = (None, "float32", "bfloat16", "float16")
 _INTS = {"i32": np.int32, "i64": np.int64}
 _UNREAD = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
 
@@ -64,8 +67,17 @@ class CheckpointWeights:
     checkpoint: Checkpoint
 
     def unpacked(self, name: str, wanted: ElementType) -> Unpacked:
-        """Return a tensor's codes and scales, or its values rounded to a plain dtype."""
+        """Return a tensor's codes and scales, or its values rounded to a plain dtype.
+
+        Raises VerifyError for a NaN, which would spoil answers without a word.
+        """
         entry = self.checkpoint.tensors[name]
+        found = self._found(entry, wanted)
+        if any(holds_nan(part) for part in (found.values, found.d, found.m)):
+            raise VerifyError(f"{entry.where}: holds NaN: want numbers")
+        return found
+
+    def _found(self, entry: TensorEntry, wanted: ElementType) -> Unpacked:
         raw, shape = entry.raw(), entry.shape
         if entry.scale is not None:
             floats, exponents = read_scaled(entry)
@@ -98,6 +110,15 @@ class CheckpointWeights:
             yield Unpacked(codes=codes, d=d)
 
 
+def holds_nan(part: np.ndarray[Any, Any] | None) -> bool:
+    """Say whether there is a NaN among floats, or among the bits of bf16."""
+    if part is None or not part.size:
+        return False
+    if part.dtype == np.uint16:
+        return int((part & np.uint16(0x7FFF)).max()) > 0x7F80
+    return part.dtype.kind == "f" and bool(np.isnan(part.max()))
+
+
 def round_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the bits of fp32 values rounded to bf16, ties to even; a NaN stays one."""
     import torch
@@ -108,9 +129,11 @@ def round_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _int32(entry: TensorEntry) -> np.ndarray[Any, Any]:
     """Return a tensor of whole numbers as int32; raise VerifyError if one does not fit."""
     values = entry.raw().view(_INTS[entry.dtype]).reshape(entry.shape)
-    if values.size and not -(1 << 31) <= values.min() <= values.max() < 1 << 31:
+    low, high = (-(1 << 31), 1 << 31) if entry.below is None else (0, entry.below)
+    if values.size and not low <= values.min() <= values.max() < high:
         raise VerifyError(
-            f"{entry.where}: holds numbers beyond int32: got {values.min()} to {values.max()}"
+            f"{entry.where}: holds numbers out of range: got {values.min()} to {values.max()}, "
+            f"want {low} to {high - 1}"
         )
     return values.astype(np.int32)
 
@@ -208,10 +231,17 @@ def limits(config: CompileConfig) -> Limits:
 
 
 def _activation(name: str, config: Mapping[str, Any]) -> str:
-    """`auto` is what the checkpoint declares, and bfloat16 for quantised files."""
+    """`auto` is what the checkpoint declares; bfloat16 for float16, and where nothing is said."""
     if name != "auto":
         return name
-    declared = str(config.get("torch_dtype") or config.get("dtype") or "")
+    text = text_settings(config)
+    key = "torch_dtype" if text.get("torch_dtype") is not None else "dtype"
+    declared = text.get(key)
+    if declared not in _DECLARED:
+        raise VerifyError(
+            f"config '{key}': got {shown(declared)}, want {', '.join(map(str, _DECLARED[1:]))}; "
+            "or choose with --dtype"
+        )
     return "float32" if declared == "float32" else "bfloat16"
 
 

@@ -50,6 +50,21 @@ def test_an_artifact_is_replaced_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
+def test_a_folder_in_a_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for output in (tmp_path / "file" / "out", tmp_path / "file" / "deep" / "out"):
+        sentence = f"output '{output}': '{tmp_path}/file' is a file: want a directory"
+        assert refusal(output) == sentence
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+    output = tmp_path / "closed" / "out"
+    assert refusal(output) == f"output '{output}': '{tmp_path}/closed' cannot be written to"
+
+
 @pytest.mark.parametrize(
     "text",
     ["{}", "[]", "null", "x", '{"abi": "tvm-ffi/1"}', '{"name": "my web app", "icons": []}',

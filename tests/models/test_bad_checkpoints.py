@@ -127,6 +127,10 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
      "config 'rope_scaling.factor': got nan, want a positive number"),
     ({"rope_parameters": 5}, "config 'rope_parameters': got 5, want an object"),
     ({"rope_parameters": {"main": 5, "compress": {}}}, "config 'main': got 5, want an object"),
+    ({"torch_dtype": "float8"}, "config 'torch_dtype': got 'float8', want float32, bfloat16, "
+     "float16; or choose with --dtype"),
+    ({"dtype": 16}, "config 'dtype': got 16, want float32, bfloat16, float16; or choose with "
+     "--dtype"),
     ({"text_config": 5}, "config 'text_config': got 5, want an object"),
     ({"architectures": [[]]}, "model architecture [[]]: not supported: have LlamaForCausalLM, "
      "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, DeepseekV4ForCausalLM, "
@@ -221,6 +225,38 @@ def test_nan_is_found_while_packing(
         for tensor in weight.expr.tensors:
             prepared.weights.unpacked(tensor, weight.type)  # type: ignore[arg-type]
     assert str(caught.value) == f"tensor '{name}' ({tmp_path}/model.safetensors): {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("layers.2.attn.indexer.weights_proj.weight", b"\xc1\x7f"),
+        ("layers.0.attn.q_norm.weight", b"\x81\xff"),
+        ("layers.0.attn.attn_sink", b"\x01\x00\x80\x7f"),
+    ],
+)
+def test_a_nan_among_floats_is_found_while_packing(
+    stored: Tensors, tmp_path: Path, name: str, bits: bytes
+) -> None:
+    dtype, shape, content = stored[name]
+    assert dtype == ("F32" if len(bits) == 4 else "BF16")
+    write(tmp_path, {**stored, name: (dtype, shape, bits + content[len(bits) :])}, CONFIG)
+    prepared = prepare(str(tmp_path), CompileConfig())
+    weight = next(w for w in prepared.graph.weights if name in w.expr.tensors)
+    with pytest.raises(VerifyError) as caught:
+        prepared.weights.unpacked(name, weight.type.dtype)
+    file = f"{tmp_path}/model.safetensors"
+    assert str(caught.value) == f"tensor '{name}' ({file}): holds NaN: want numbers"
+
+
+def test_infinities_are_numbers(stored: Tensors, tmp_path: Path) -> None:
+    name = "layers.0.attn.attn_sink"
+    dtype, shape, content = stored[name]
+    write(tmp_path, {**stored, name: (dtype, shape, b"\0\0\x80\xff" + content[4:])}, CONFIG)
+    prepared = prepare(str(tmp_path), CompileConfig())
+    weight = next(w for w in prepared.graph.weights if name in w.expr.tensors)
+    values = prepared.weights.unpacked(name, weight.type.dtype).values
+    assert values is not None and values[0] == -float("inf")
 
 
 def test_token_ids_that_end_a_text_are_of_the_vocabulary(stored: Tensors, tmp_path: Path) -> None:

@@ -102,6 +102,33 @@ BAD_V4: dict[str, tuple[dict[str, Any], str]] = {
         "weight_block_size",
     ),
     "missing": ({"q_lora_rank": None}, "config 'q_lora_rank': is missing: want a positive int"),
+    "true is not 1": (
+        {"num_key_value_heads": True},
+        "config 'num_key_value_heads': not supported: got True, want 1",
+    ),
+    "0 is not false": (
+        {"attention_bias": 0}, "config 'attention_bias': not supported: got 0, want False"
+    ),
+    "hash text": (
+        {"num_hash_layers": ""}, "config 'num_hash_layers': got '', want an int of at most 4"
+    ),
+    "unknown kind": (
+        {"mlp_layer_types": ["hash_moe", "dense", "moe", "moe"]},
+        "config 'mlp_layer_types': got ['hash_moe', 'dense', 'moe', 'moe'], want hash_moe or moe "
+        "for each of 4 layers",
+    ),
+    "kinds of fewer layers": (
+        {"num_hash_layers": None, "mlp_layer_types": ["hash_moe"]},
+        "config 'mlp_layer_types': got ['hash_moe'], want hash_moe or moe for each of 4 layers",
+    ),
+    "drafts": (
+        {"num_nextn_predict_layers": "1"},
+        "config 'num_nextn_predict_layers': got '1', want an int of at least 0",
+    ),
+    "negative drafts": (
+        {"num_nextn_predict_layers": -1},
+        "config 'num_nextn_predict_layers': got -1, want an int of at least 0",
+    ),
 }
 BAD_V41: dict[str, tuple[dict[str, Any], str]] = {
     "no source": (
@@ -148,6 +175,14 @@ BAD_V41: dict[str, tuple[dict[str, Any], str]] = {
     "few rows": (
         {"engram_num_embeddings": [183, 258]},
         "config 'engram_num_embeddings': too few rows for layer 0: got 183, want at least 184",
+    ),
+    "no list": (
+        {"engram_layer_ids": False},
+        "config 'engram_layer_ids': got False, want ascending layer numbers below 8",
+    ),
+    "no layer number": (
+        {"candidate_source_layer_id": -1.0},
+        "config 'candidate_source_layer_id': got -1.0, want a KV source of [1, 4] or -1",
     ),
 }
 

@@ -39,12 +39,13 @@ def parameters(graph: Graph, part: str) -> int:
 
 def test_names() -> None:
     assert config_names() == ("deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash")
-    with pytest.raises(VerifyError) as error:
-        open_config("deepseek-v5")
-    assert str(error.value) == (
-        "config 'deepseek-v5': unknown: have deepseek-v4-flash, deepseek-v4-pro, "
-        "deepseek-v4.1-flash, or the path of a config.json"
-    )
+    for name in ("deepseek-v5", "", "../configs/deepseek-v4-flash", "deepseek-v4-flash.json"):
+        with pytest.raises(VerifyError) as error:
+            open_config(name)
+        assert str(error.value) == (
+            f"config '{name}': unknown: have deepseek-v4-flash, deepseek-v4-pro, "
+            "deepseek-v4.1-flash, or the path of a config.json"
+        )
 
 
 def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
@@ -87,3 +88,16 @@ def test_without_a_quantisation_matrices_are_in_the_activation_dtype(tmp_path: P
     _, graph = built("deepseek-v4-flash")
     stored = {str(v) for v in released_formats(plain, graph, BF16).values()}
     assert stored == {"bf16", "f32"}
+
+
+@pytest.mark.parametrize("place", ["quantization_config", None])
+@pytest.mark.parametrize("wrong", ["int4", ["fp4"], 4, ""])
+def test_experts_of_an_unknown_dtype_are_refused(place: str | None, wrong: object) -> None:
+    """Without tensors nothing else says how experts are stored."""
+    config, graph = built("deepseek-v4-flash")
+    changes: dict[str, object] = {"expert_dtype": wrong}
+    if place is not None:
+        changes = {"expert_dtype": None, place: {**config[place], "expert_dtype": wrong}}
+    with pytest.raises(VerifyError) as caught:
+        released_formats({**config, **changes}, graph, BF16)
+    assert str(caught.value) == f"config 'expert_dtype': got {wrong!r}, want fp4 or fp8"

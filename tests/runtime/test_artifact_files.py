@@ -85,6 +85,14 @@ def test_missing_directory(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == "there is no such directory"
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"out", ["out"]])
+def test_what_is_no_path_is_refused(wrong: Any) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        load_artifact(wrong)
+    kind = type(wrong).__name__
+    assert str(caught.value) == f"artifact: wrong type: got {kind}, want a path"
+
+
 @pytest.mark.parametrize("name", ["kernels/kernels.so", "sources/kernels.cpp"])
 @pytest.mark.parametrize("change", ["edit", "truncate"])
 def test_edited_file(write_artifact: Write, name: str, change: str) -> None:
@@ -217,6 +225,7 @@ def deep(levels: int) -> Any:
 
 EDITS: dict[str, Callable[[Tree], Any]] = {
     "format 2 is not supported: want 3; compile the model again": lambda t: t.update(format=2),
+    "format '3' is not supported: want 3; compile the model again": lambda t: t.update(format="3"),
     "abi other is not supported: want tvm-ffi/1; compile the model again": lambda t: t.update(
         abi="other"
     ),

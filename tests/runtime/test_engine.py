@@ -306,6 +306,8 @@ def test_wrong_calls_are_refused(engine: Engine) -> None:
          "sampling parameters: wrong type: got dict, want SamplingParams"),
         (lambda: engine.submit([1], GREEDY, request_id=""),
          "request id: got '', want a non-empty text"),
+        (lambda: engine.abort(["a"]),  # type: ignore[arg-type]
+         "request id: got list of 1, want a non-empty text"),
         (lambda: engine.generate(5, GREEDY),  # type: ignore[arg-type]
          "prompts: wrong type: got int, want a text, token ids or a list"),
         (lambda: engine.chat_prompt([{"role": "user", "content": "x"}]),

@@ -102,7 +102,8 @@ MaxTokensPerStep = Annotated[
     int, typer.Option("--max-tokens-per-step", min=1, help="Longer prompts are cut into steps.")
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at once; default: all cores.")
+    int | None,
+    typer.Option("--jobs", "-j", min=1, max=1024, help="Compilers at once; default: all cores."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Threads = Annotated[
