@@ -26,9 +26,11 @@ from tilewright.graph.types import BlockFormat, ElementType
 
 CHUNK, WIDTH, HEADS = 64, 512, 64  # of a block: entries, columns, heads
 THREADS, COMBINE_THREADS = 512, 128
-# Of a thread that takes products, of one that decodes (65,536 in all), and rows in flight.
-WITH_TAIL, WITHOUT_TAIL = ((192, 64), 4), ((200, 56), 4)
-SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * (512 + 8) + 2 * 64
+MULTIPROCESSORS = 132  # a block to each stays and takes tokens in turn
+LOG2_E = 1.4426950408889634
+REGISTERS = (192, 72, 56)  # of a thread that mixes, scores, decodes: 512 for two, one and one
+AHEAD = 4  # rows a warp has in flight
+SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * 512 + 32 * 8 + 128 + 16 + 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
 _TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char"}
 
@@ -44,8 +46,6 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
     units, num_units = _units(body, anchor, -(-window // CHUNK))
     launches, scratch = _launches(anchor, units, split)
     threads = {"combine": COMBINE_THREADS}
-    tails = [getattr(body.type_of(i).dtype, "tail", 0) for i in anchor.inputs[1:7:5]]
-    registers, ahead = WITH_TAIL if any(tails) else WITHOUT_TAIL
     return {
         "parameters": _parameters(spec, launches[0]),
         "split": split,
@@ -53,15 +53,16 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
         "window": window,
         "window_units": -(-window // CHUNK),
         "num_units": num_units,
-        "scale": print_scalar(Const(float(str(anchor.attr["scale"]))), {}, "cuda"),
+        "scale": print_scalar(Const(float(str(anchor.attr["scale"])) * LOG2_E), {}, "cuda"),
         "lists": _lists(body, anchor),
         "out": out,
         "q": q,
         "positions": positions,
         "request_rows": request_rows,
         "sink": sink,
-        "registers": registers,
-        "ahead": 8 if split else ahead,
+        "tokens": to_json(anchor.type.shape[0]),
+        "registers": REGISTERS,
+        "ahead": AHEAD,
         "launches": launches,
         "images": [
             {
@@ -142,7 +143,8 @@ def _launches(anchor: Node, units: DimJson, split: int) -> tuple[list[Launch], D
     heads, tokens = constant(anchor.type.shape[1]), to_json(anchor.type.shape[0])
     groups = heads // HEADS
     if not split:
-        return [Launch("attend", (groups, tokens, 1), THREADS // 32)], 0
+        blocks: DimJson = ["min", MULTIPROCESSORS, ["mul", tokens, groups]]
+        return [Launch("attend", (blocks, 1, 1), THREADS // 32)], 0
     work, scratch = softmax_parts(tokens, heads, units, WIDTH)
     return [
         Launch("parts", (groups, tokens, ["ceildiv", units, split]), THREADS // 32, 1, work),

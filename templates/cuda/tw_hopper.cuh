@@ -37,6 +37,12 @@ TW_DEVICE void tw_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// What the whole warp has done so far comes before this arrival, one for all its threads.
+TW_DEVICE void tw_arrive_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) tw_arrive(barrier);
+}
+
 TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
@@ -138,6 +144,14 @@ TW_DEVICE uint32_t tw_pack(float low, float high) {
   uint32_t both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+
+// Four of the eight bytes of a (low) and b, by the low four fours of bits of `which`; its top bit set,
+// the sign of the byte eight times.
+TW_DEVICE uint32_t tw_permute(uint32_t a, uint32_t b, uint32_t which) {
+  uint32_t found;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(found) : "r"(a), "r"(b), "r"(which));
+  return found;
 }
 
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {

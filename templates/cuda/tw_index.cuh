@@ -55,11 +55,15 @@ struct tw_quarter {
     }
   }
 
-  __device__ __forceinline__ void operand(int step, uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void operands(uint32_t (&a)[TW_STEPS][4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t byte = codes[i & 1][step / 2] >> (step % 2 * 16 + i / 2 * 8) & 255;
-      a[i] = tw_times(tw_e2m1_pair(byte), tw_scale_pair<false>(scale[i & 1]));
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t pair = tw_scale_pair<false>(scale[h]);
+#pragma unroll
+      for (int step = 0; step < TW_STEPS; ++step) {
+        const uint2 values = tw_e2m1_four(codes[h][step / 2] >> step % 2 * 16);
+        a[step][h] = tw_times(values.x, pair), a[step][2 + h] = tw_times(values.y, pair);
+      }
     }
   }
 };
@@ -123,8 +127,7 @@ TW_DEVICE void tw_score_entries(const unsigned char* state, uint32_t queries,
     coming.find_entries(tile + 3 * stride + row);
     float d[kHeads / 2];
     uint32_t a[TW_STEPS][4];
-#pragma unroll
-    for (int step = 0; step < TW_STEPS; ++step) now.operand(step, a[step]);
+    now.operands(a);
     tw_fence_registers();
 #pragma unroll
     for (int step = 0; step < TW_STEPS; ++step) {

@@ -35,7 +35,7 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 
 struct dim3 { int x, y, z; };
 static thread_local dim3 threadIdx, blockIdx;
-static dim3 blockDim;
+static dim3 blockDim, gridDim;
 alignas(1024) unsigned char memory[232448];
 
 typedef std::barrier<> Meeting;
@@ -51,6 +51,7 @@ static inline void meet(int name, int threads) { meeting(name, threads).arrive_a
 static inline int warp_id() { return threadIdx.x / 32; }
 static inline int lane_id() { return threadIdx.x % 32; }
 static inline void meet_warp() { meet(100 + warp_id(), 32); }
+static inline void __syncwarp() { meet_warp(); }
 static inline void meet_group() { meet(200 + warp_id() / 4, 128); }
 static inline void __syncthreads() { meet(0, blockDim.x); }
 
@@ -94,6 +95,7 @@ static inline int __reduce_add_sync(uint32_t, int x) {
 static inline int __shfl_up_sync(uint32_t, int x, int step) {
   return exchanged(x, lane_id() < step ? lane_id() : lane_id() - step);
 }
+static inline bool __any_sync(uint32_t all, bool x) { return __ballot_sync(all, x) != 0; }
 template <class T>
 static T __shfl_sync(uint32_t, T x, int lane) { return exchanged(x, lane & 31); }
 static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
@@ -149,6 +151,10 @@ TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
   Barrier& b = *barriers_of_block.at(barrier);
   std::unique_lock<std::mutex> hold(b.lock);
   b.changed.wait(hold, [&] { return b.phase != parity; });
+}
+TW_DEVICE void tw_arrive_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) tw_arrive(barrier);
 }
 template <int kName, int kThreads>
 TW_DEVICE void tw_meet() { meet(kName, kThreads); }
@@ -240,6 +246,15 @@ TW_DEVICE void tw_finish_before_last(float (&)[16]) {}
 TW_DEVICE void tw_publish() {}
 
 TW_DEVICE uint32_t tw_pack(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
+TW_DEVICE uint32_t tw_permute(uint32_t a, uint32_t b, uint32_t which) {
+  const uint64_t both = (uint64_t)b << 32 | a;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t byte = both >> 8 * (which >> 4 * i & 7) & 255;
+    found |= (which >> 4 * i & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;
+  }
+  return found;
+}
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
   return tw_pack(of_bf16(a & 0xFFFF) * of_bf16(b & 0xFFFF), of_bf16(a >> 16) * of_bf16(b >> 16));
 }
@@ -256,6 +271,7 @@ TW_DEVICE void tw_prefetch(const void*) {}
 template <class Kernel>
 static void run_grid(const int* grid, int threads, Kernel kernel) {
   blockDim = {threads, 1, 1};
+  gridDim = {grid[0], grid[1], grid[2]};
   for (int z = 0; z < grid[2]; ++z)
     for (int y = 0; y < grid[1]; ++y)
       for (int x = 0; x < grid[0]; ++x) {
