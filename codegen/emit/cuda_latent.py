@@ -27,10 +27,10 @@ from tilewright.graph.types import BlockFormat, ElementType
 CHUNK, WIDTH, HEADS = 64, 512, 64  # of a block: entries, columns, heads
 THREADS, COMBINE_THREADS = 512, 128
 MULTIPROCESSORS = 132  # a block to each stays and takes tokens in turn
+MOST_ROW_BYTES = 592  # that have room before they are decoded
 LOG2_E = 1.4426950408889634
 REGISTERS = (192, 72, 56)  # of a thread that mixes, scores, decodes: 512 for two, one and one
-AHEAD = 4  # rows a warp has in flight
-SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * 512 + 32 * 8 + 128 + 16 + 64
+SHARED_BYTES = 3 * 8 * 8192 + 4 * 8 * 592 + 8192 + 2 * 512 + 24 * 256 + 32 * 8 + 80 + 256 + 16 + 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
 _TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char"}
 
@@ -49,6 +49,7 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
     return {
         "parameters": _parameters(spec, launches[0]),
         "split": split,
+        "together": _together(anchor, split),
         "heads": constant(anchor.type.shape[1]),
         "window": window,
         "window_units": -(-window // CHUNK),
@@ -62,7 +63,6 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
         "sink": sink,
         "tokens": to_json(anchor.type.shape[0]),
         "registers": REGISTERS,
-        "ahead": AHEAD,
         "launches": launches,
         "images": [
             {
@@ -85,10 +85,14 @@ def row_format(dtype: ElementType) -> str | None:
     group = dtype.block[1]
     if (dtype.code.name, dtype.scale.name) not in known or dtype.tail not in tails:
         return None
-    if group % 8 or dtype.block[0] != 1 or dtype.minimum is not None:
+    if group % (16 if dtype.code.bits == 4 else 8) or dtype.block[0] != 1:
+        return None
+    num_bytes = dtype.row_bytes(WIDTH)
+    if dtype.minimum is not None or num_bytes % 8 or num_bytes > MOST_ROW_BYTES:
         return None
     e4m3 = "true" if dtype.scale.name == "fp8_e4m3" else "false"
-    return f"tw_format<{dtype.code.bits}, {WIDTH - dtype.tail}, {group}, {e4m3}>"
+    coded = WIDTH - dtype.tail
+    return f"tw_format<{dtype.code.bits}, {coded}, {group}, {e4m3}, {num_bytes}>"
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,19 @@ def _launches(anchor: Node, units: DimJson, split: int) -> tuple[list[Launch], D
     heads, tokens = constant(anchor.type.shape[1]), to_json(anchor.type.shape[0])
     groups = heads // HEADS
     if not split:
-        blocks: DimJson = ["min", MULTIPROCESSORS, ["mul", tokens, groups]]
-        return [Launch("attend", (blocks, 1, 1), THREADS // 32)], 0
+        stay: DimJson = ["min", MULTIPROCESSORS, ["mul", tokens, groups]]
+        return [Launch("attend", (stay, 1, 1), THREADS // 32)], 0
     work, scratch = softmax_parts(tokens, heads, units, WIDTH)
+    blocks = groups // _together(anchor, split)
     return [
-        Launch("parts", (groups, tokens, ["ceildiv", units, split]), THREADS // 32, 1, work),
+        Launch("parts", (blocks, tokens, ["ceildiv", units, split]), THREADS // 32, 1, work),
         Launch("combine", (heads, tokens, 1), COMBINE_THREADS // 32, 1, work),
     ], scratch
+
+
+def _together(anchor: Node, split: int) -> int:
+    """Groups of heads that share a block's only chunk: there is room for the queries of two."""
+    return 2 if split == 1 and constant(anchor.type.shape[1]) % (2 * HEADS) == 0 else 1
 
 
 def _parameters(spec: KernelSpec, launch: Launch) -> str:

@@ -9,13 +9,17 @@
 
 #define TW_PANEL 8192
 #define TW_TILE (8 * TW_PANEL)
+#define TW_RAW_ROW 592  // bytes of shared memory for a row that is not decoded yet
+#define TW_RAW_ROWS 8   // so many of each warp
 
-// Bits of a code, columns of codes and of a scale; where the scales of a row begin.
-template <int kBits, int kCoded, int kGroup, bool kE4m3>
+// Bits of a code, columns of codes and of a scale; bytes of a row and where its scales begin.
+template <int kBits, int kCoded, int kGroup, bool kE4m3, int kBytes>
 struct tw_format {
-  static constexpr int bits = kBits, coded = kCoded, group = kGroup;
-  static constexpr bool e4m3_scales = kE4m3;
+  static constexpr int bytes = kBytes;
   static constexpr int scale_at = kCoded * kBits / 8 + 2 * (512 - kCoded);
+  // What of a row is copied at once, from the last multiple of 16 bytes on.
+  static constexpr int copied = (kBytes + 15) / 16 * 16;
+  static_assert(kBytes % 8 == 0 && copied <= TW_RAW_ROW, "a row of eights, and not too long");
 };
 
 TW_DEVICE uint32_t tw_e4m3_pair(uint32_t x) {  // codes in the high bytes of both halves
@@ -51,15 +55,16 @@ TW_DEVICE uint32_t tw_scale_pair(uint32_t code) {
   return bits * 0x10001u;
 }
 
-// Rows in flight: a lane has two words of eight columns of each, and their scales.
+// A row: a lane has two words of eight columns, and their scales. `load` is from global memory; the
+// row is zeros where its number is -1. `read` is from bytes in shared memory.
 template <class Format>
 struct tw_row;
 
 // Codes of e4m3: words `lane` and 32 + `lane`. The last eight lanes have words of the tail, if a row
 // has one, as their second ones.
-template <int kCoded, int kGroup>
-struct tw_row<tw_format<8, kCoded, kGroup, false>> {
-  typedef tw_format<8, kCoded, kGroup, false> Format;
+template <int kCoded, int kGroup, int kBytes>
+struct tw_row<tw_format<8, kCoded, kGroup, false, kBytes>> {
+  typedef tw_format<8, kCoded, kGroup, false, kBytes> Format;
   static constexpr bool tailed = kCoded < 512;
   uint2 first, second, tail;
   uint32_t scale, next_scale;
@@ -68,18 +73,31 @@ struct tw_row<tw_format<8, kCoded, kGroup, false>> {
     return (lane >> 3) * TW_PANEL + ((lane & 7) << 4);
   }
 
-  // A row that is not there, at offset -1, is zeros.
-  __device__ __forceinline__ void load(const unsigned char* state, int64_t at, int lane) {
+  __device__ __forceinline__ void clear() {
     first = second = tail = make_uint2(0, 0);
     scale = next_scale = 127;
-    if (at < 0) return;
-    const unsigned char* from = state + at;
+  }
+
+  __device__ __forceinline__ void load(const unsigned char* state, int row, int lane) {
+    clear();
+    if (row < 0) return;
+    const unsigned char* from = state + (int64_t)row * kBytes;
     const bool in_tail = tailed && lane >= 24;
     first = __ldg((const uint2*)from + lane);
     second = __ldg((const uint2*)from + (in_tail ? 2 * lane + 8 : lane + 32));
     if (in_tail) tail = __ldg((const uint2*)from + 2 * lane + 9);
     scale = __ldg(from + Format::scale_at + lane * 8 / kGroup);
     if (!in_tail) next_scale = __ldg(from + Format::scale_at + (256 + lane * 8) / kGroup);
+  }
+
+  __device__ __forceinline__ void read(uint32_t from, int lane) {
+    const bool in_tail = tailed && lane >= 24;
+    const uint32_t later = from + (in_tail ? lane * 16 + 64 : lane * 8 + 256);
+    first = tw_load8(from + lane * 8);
+    second = tw_load8(later);
+    tail = in_tail ? tw_load8(later + 8) : make_uint2(0, 0);
+    scale = tw_load1(from + Format::scale_at + lane * 8 / kGroup);
+    next_scale = tw_load1(from + Format::scale_at + (in_tail ? 0 : (256 + lane * 8) / kGroup));
   }
 
   // The power of two of codes and the scale are one factor, unless that is too large.
@@ -107,9 +125,9 @@ struct tw_row<tw_format<8, kCoded, kGroup, false>> {
 
 // Codes of e2m1: words 2 `lane` and 2 `lane` + 1, every other four lanes the later one first, so that
 // eight lanes store to all banks.
-template <int kGroup, bool kE4m3>
-struct tw_row<tw_format<4, 512, kGroup, kE4m3>> {
-  typedef tw_format<4, 512, kGroup, kE4m3> Format;
+template <int kGroup, bool kE4m3, int kBytes>
+struct tw_row<tw_format<4, 512, kGroup, kE4m3, kBytes>> {
+  typedef tw_format<4, 512, kGroup, kE4m3, kBytes> Format;
   static_assert(kGroup % 16 == 0, "two words have one scale");
   uint2 codes;
   uint32_t scale;
@@ -118,12 +136,22 @@ struct tw_row<tw_format<4, 512, kGroup, kE4m3>> {
     return (lane >> 2) * TW_PANEL + (((lane & 3) * 2 + ((lane >> 2) & 1)) << 4);
   }
 
-  __device__ __forceinline__ void load(const unsigned char* state, int64_t at, int lane) {
+  __device__ __forceinline__ void clear() {
     codes = make_uint2(0, 0);
     scale = kE4m3 ? 56 : 127;
-    if (at < 0) return;
-    codes = __ldg((const uint2*)(state + at) + lane);
-    scale = __ldg(state + at + Format::scale_at + lane * 16 / kGroup);
+  }
+
+  __device__ __forceinline__ void load(const unsigned char* state, int row, int lane) {
+    clear();
+    if (row < 0) return;
+    const unsigned char* from = state + (int64_t)row * kBytes;
+    codes = __ldg((const uint2*)from + lane);
+    scale = __ldg(from + Format::scale_at + lane * 16 / kGroup);
+  }
+
+  __device__ __forceinline__ void read(uint32_t from, int lane) {
+    codes = tw_load8(from + lane * 8);
+    scale = tw_load1(from + Format::scale_at + lane * 16 / kGroup);
   }
 
   __device__ __forceinline__ void store(uint32_t at, int lane) const {
@@ -135,23 +163,42 @@ struct tw_row<tw_format<4, 512, kGroup, kE4m3>> {
   }
 };
 
-// Rows `first` (a multiple of kAhead) and after it of a tile by one warp, the next ones on their way
-// while one is decoded. The first are sent for before the tile is free.
-template <class Format, int kRows, int kAhead, class WhenFree>
-TW_DEVICE void tw_fill_rows(const unsigned char* state, const int64_t* offsets, uint32_t tile,
-                            int first, int lane, const WhenFree& when_free) {
-  tw_row<Format> ahead[kAhead];
-  const uint32_t to = tile + first * 128 + tw_row<Format>::place(lane);
+// Where row `row` of a tile lies for a lane.
+template <class Format>
+TW_DEVICE uint32_t tw_row_place(uint32_t tile, int row, int lane) {
+  return (tile + row * 128 + tw_row<Format>::place(lane)) ^ ((row & 7) << 4);
+}
+
+// Four rows of a tile by a warp.
+template <class Format>
+TW_DEVICE void tw_fill_rows(const unsigned char* state, const int* rows, uint32_t tile, int first,
+                            int lane) {
+  tw_row<Format> found[4];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) ahead[i].load(state, offsets[first + i], lane);
-  when_free();
-#pragma unroll 1
-  for (int row = 0; row < kRows; row += kAhead) {
-    const uint32_t line = (to + row * 128) ^ (((first + row) & 7) << 4);
+  for (int i = 0; i < 4; ++i) found[i].load(state, rows[first + i], lane);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      ahead[i].store((line + i * 128) ^ (i << 4), lane);
-      if (row + kAhead < kRows) ahead[i].load(state, offsets[first + row + i + kAhead], lane);
-    }
-  }
+  for (int i = 0; i < 4; ++i) found[i].store(tw_row_place<Format>(tile, first + i, lane), lane);
+}
+
+// Sends for a row, by one thread: bytes from the last multiple of 16 before it.
+template <class Format>
+TW_DEVICE void tw_send_row(const unsigned char* state, int row, uint32_t to, uint32_t barrier) {
+  const int64_t at = (int64_t)row * Format::bytes;
+  if (row < 0) tw_arrive(barrier);
+  else tw_copy_bytes(to, state + (at & -16), Format::copied, barrier);
+}
+
+// Sends for a row to the L2 cache.
+template <class Format>
+TW_DEVICE void tw_bring_row(const unsigned char* state, int row) {
+  tw_prefetch_bytes(state + ((int64_t)row * Format::bytes & -16), Format::copied);
+}
+
+// Puts a row that came into a tile.
+template <class Format>
+TW_DEVICE void tw_put_row(int row, uint32_t raw, uint32_t to, int lane) {
+  tw_row<Format> found;
+  found.read(raw + (Format::bytes % 16 ? (row & 1) * 8 : 0), lane);
+  if (row < 0) found.clear();
+  found.store(to, lane);
 }

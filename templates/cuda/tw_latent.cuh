@@ -13,22 +13,25 @@
   x = operation(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));         \
   x = operation(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2))
 
-// Bytes of shared memory: queries, two tiles of rows, two of weights, and what belongs to a chunk.
+// Bytes of shared memory: queries, two tiles of rows, rows to be decoded, weights of a chunk, and
+// what belongs to a chunk or a token. Where chunks are split, there are two of weights.
 enum {
   TW_QUERIES = 0,
   TW_ROWS = TW_TILE,
-  TW_WEIGHTS = 3 * TW_TILE,
-  TW_STATS = TW_WEIGHTS + 2 * 8192,     // largest score and sum of weights of each head
-  TW_OFFSETS = TW_STATS + 2 * 512,      // of the rows of chunks that are placed
-  TW_MASKS = TW_OFFSETS + TW_PLACED * 512,  // which places of a chunk hold an entry
+  TW_RAW = 3 * TW_TILE,
+  TW_WEIGHTS = TW_RAW + 4 * TW_RAW_ROWS * TW_RAW_ROW,
+  TW_STATS = TW_WEIGHTS + 8192,         // largest score and sum of weights of each head
+  TW_NUMBERS = TW_STATS + 2 * 512,      // of the rows of chunks that are placed
+  TW_MASKS = TW_NUMBERS + TW_PLACED * 256,  // which places of a chunk hold an entry
   TW_BARRIERS = TW_MASKS + TW_MASKED * 8,
-  TW_COUNTS = TW_BARRIERS + 128,        // chunks of a token
+  TW_CAME = TW_BARRIERS + 80,           // barriers of rows to be decoded
+  TW_COUNTS = TW_CAME + 4 * TW_RAW_ROWS * 8,  // chunks of a token
   TW_ACROSS = TW_COUNTS + 16,           // a number of each warp
   TW_SHARED = TW_ACROSS + 64,
 };
-// Barriers, two of each. Of a slot: its rows are there, its rows are done with, its weights likewise.
-// Of a token: its chunks are counted, the count has been read.
-enum { TW_FULL = 0, TW_FREE = 2, TW_WEIGHED = 4, TW_READ = 6, TW_COUNTED = 8, TW_TAKEN = 10 };
+// Barriers, two of each of these. Of a slot: its rows are there, its rows are done with, its weights
+// likewise (of which there is one buffer). Of a token: its chunks are counted, the count has been read.
+enum { TW_FULL = 0, TW_FREE = 2, TW_COUNTED = 4, TW_TAKEN = 6, TW_WEIGHED = 8, TW_READ = 9 };
 
 TW_DEVICE float tw_add(float a, float b) { return __fadd_rn(a, b); }
 // What scores are taken from: the largest, or 0 where there is none.
@@ -182,14 +185,16 @@ TW_DEVICE uint4 tw_transpose(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int
   return later ? make_uint4(z, w, c, d) : make_uint4(a, b, z, w);
 }
 
-// Sends for part [64, 32] = weights times 32 columns of the rows.
-TW_DEVICE void tw_mix_columns(float (&part)[16], const uint32_t (&p)[16], uint64_t rows, int j) {
-  const uint32_t columns = j / 2 * TW_PANEL + j % 2 * 64;
+// Sends for part [64, 64] or [64, 32] = weights times columns `column` and after of the rows.
+template <int kCount>
+TW_DEVICE void tw_mix_columns(float (&part)[kCount], const uint32_t (&p)[16], uint64_t rows,
+                              int column) {
+  const uint32_t at = column / 64 * TW_PANEL + column % 64 * 2;
   tw_fence_registers();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t of_k[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
-    tw_mix(part, of_k, tw_tile_at(rows, columns + k * 2048), k > 0);
+    tw_mix(part, of_k, tw_tile_at(rows, at + k * 2048), k > 0);
   }
   tw_commit();
 }
