@@ -188,6 +188,11 @@ TW_DEVICE uint2 tw_load8(uint32_t address) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
   return x;
 }
+TW_DEVICE uint32_t tw_load4(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 TW_DEVICE uint32_t tw_load1(uint32_t address) {
   uint32_t x;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");

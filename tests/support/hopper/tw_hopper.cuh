@@ -133,13 +133,19 @@ struct Barrier {
   uint32_t count = 0, waiting = 0, phase = 0;
 };
 static std::map<uint32_t, std::unique_ptr<Barrier>> barriers_of_block;
+static std::mutex barriers_lock;
+static Barrier& barrier_of(uint32_t barrier) {
+  std::lock_guard<std::mutex> hold(barriers_lock);
+  return *barriers_of_block.at(barrier);
+}
 TW_DEVICE void tw_barrier_init(uint32_t barrier, uint32_t count) {
+  std::lock_guard<std::mutex> hold(barriers_lock);
   auto& made = barriers_of_block[barrier] = std::make_unique<Barrier>();
   made->count = made->waiting = count;
 }
 TW_DEVICE void tw_barriers_ready() {}
 TW_DEVICE void tw_arrive(uint32_t barrier) {
-  Barrier& b = *barriers_of_block.at(barrier);
+  Barrier& b = barrier_of(barrier);
   std::lock_guard<std::mutex> hold(b.lock);
   if (--b.waiting == 0) {
     b.waiting = b.count;
@@ -148,7 +154,7 @@ TW_DEVICE void tw_arrive(uint32_t barrier) {
   }
 }
 TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
-  Barrier& b = *barriers_of_block.at(barrier);
+  Barrier& b = barrier_of(barrier);
   std::unique_lock<std::mutex> hold(b.lock);
   b.changed.wait(hold, [&] { return b.phase != parity; });
 }
@@ -263,6 +269,7 @@ TW_DEVICE void tw_store8(uint32_t address, uint2 x) { memcpy(memory + address, &
 TW_DEVICE void tw_store4(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
 TW_DEVICE uint4 tw_load16(uint32_t address) { uint4 x; memcpy(&x, memory + address, 16); return x; }
 TW_DEVICE uint2 tw_load8(uint32_t address) { uint2 x; memcpy(&x, memory + address, 8); return x; }
+TW_DEVICE uint32_t tw_load4(uint32_t address) { uint32_t x; memcpy(&x, memory + address, 4); return x; }
 TW_DEVICE uint32_t tw_load1(uint32_t address) { return memory[address]; }
 TW_DEVICE void tw_copy_bytes(uint32_t to, const void* from, uint32_t count, uint32_t barrier) {
   memcpy(memory + to, from, count);
