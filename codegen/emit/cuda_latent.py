@@ -30,7 +30,7 @@ MULTIPROCESSORS = 132  # a block to each stays and takes tokens in turn
 MOST_ROW_BYTES = 592  # that have room before they are decoded
 LOG2_E = 1.4426950408889634
 REGISTERS = (192, 72, 56)  # of a thread that mixes, scores, decodes: 512 for two, one and one
-SHARED_BYTES = 3 * 8 * 8192 + 4 * 8 * 592 + 8192 + 2 * 512 + 24 * 256 + 32 * 8 + 80 + 256 + 16 + 64
+SHARED_BYTES = 3 * 8 * 8192 + 4 * 8 * 592 + 8192 + 2 * 512 + 24 * 256 + 32 * 8 + 80 + 64 + 16 + 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
 _TYPES = {"fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char"}
 

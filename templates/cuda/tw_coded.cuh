@@ -55,8 +55,8 @@ TW_DEVICE uint32_t tw_scale_pair(uint32_t code) {
   return bits * 0x10001u;
 }
 
-// A row: a lane has two words of eight columns, and their scales. `load` is from global memory; the
-// row is zeros where its number is -1. `read` is from bytes in shared memory.
+// A row: a lane has two words of eight columns, and their scales. `load` is from global memory, `read`
+// from bytes in shared memory.
 template <class Format>
 struct tw_row;
 
@@ -79,15 +79,13 @@ struct tw_row<tw_format<8, kCoded, kGroup, false, kBytes>> {
   }
 
   __device__ __forceinline__ void load(const unsigned char* state, int row, int lane) {
-    clear();
-    if (row < 0) return;
     const unsigned char* from = state + (int64_t)row * kBytes;
     const bool in_tail = tailed && lane >= 24;
     first = __ldg((const uint2*)from + lane);
     second = __ldg((const uint2*)from + (in_tail ? 2 * lane + 8 : lane + 32));
-    if (in_tail) tail = __ldg((const uint2*)from + 2 * lane + 9);
+    tail = tailed ? __ldg((const uint2*)from + (in_tail ? 2 * lane + 9 : lane)) : make_uint2(0, 0);
     scale = __ldg(from + Format::scale_at + lane * 8 / kGroup);
-    if (!in_tail) next_scale = __ldg(from + Format::scale_at + (256 + lane * 8) / kGroup);
+    next_scale = __ldg(from + Format::scale_at + (in_tail ? 0 : (256 + lane * 8) / kGroup));
   }
 
   __device__ __forceinline__ void read(uint32_t from, int lane) {
@@ -95,30 +93,28 @@ struct tw_row<tw_format<8, kCoded, kGroup, false, kBytes>> {
     const uint32_t later = from + (in_tail ? lane * 16 + 64 : lane * 8 + 256);
     first = tw_load8(from + lane * 8);
     second = tw_load8(later);
-    tail = in_tail ? tw_load8(later + 8) : make_uint2(0, 0);
+    tail = tailed ? tw_load8(in_tail ? later + 8 : later) : make_uint2(0, 0);
     scale = tw_load1(from + Format::scale_at + lane * 8 / kGroup);
     next_scale = tw_load1(from + Format::scale_at + (in_tail ? 0 : (256 + lane * 8) / kGroup));
   }
 
-  // The power of two of codes and the scale are one factor, unless that is too large.
+  // Whether the power of two of codes and a scale are not one factor, which would be too large.
+  __device__ __forceinline__ bool is_large() const { return max(scale, next_scale) > 134; }
+
+  template <bool kLarge>
   __device__ __forceinline__ void store(uint32_t at, int lane) const {
-    uint4 low, high;
-    if (__any_sync(0xFFFFFFFFu, max(scale, next_scale) > 134)) {
-      low = wide(first, scale), high = wide(second, next_scale);
-    } else {
-      low = tw_scaled(tw_e4m3_four(first.x), tw_e4m3_four(first.y),
-                      scale * 0x00800080u + 0x3C003C00u);
-      high = tw_scaled(tw_e4m3_four(second.x), tw_e4m3_four(second.y),
-                       next_scale * 0x00800080u + 0x3C003C00u);
-    }
+    uint4 low = values<kLarge>(first, scale), high = values<kLarge>(second, next_scale);
     if (tailed && lane >= 24) high = make_uint4(second.x, second.y, tail.x, tail.y);
     tw_store16(at, low);
     tw_store16(at + 4 * TW_PANEL, high);
   }
 
-  __device__ __forceinline__ static uint4 wide(uint2 x, uint32_t code) {
-    const uint4 values = tw_scaled(tw_e4m3_four(x.x), tw_e4m3_four(x.y), 0x7B807B80u);  // 2^120
-    return tw_scaled(make_uint2(values.x, values.y), make_uint2(values.z, values.w),
+  template <bool kLarge>
+  __device__ __forceinline__ static uint4 values(uint2 x, uint32_t code) {
+    const uint32_t factor = kLarge ? 0x7B807B80u : code * 0x00800080u + 0x3C003C00u;  // 2^120
+    const uint4 found = tw_scaled(tw_e4m3_four(x.x), tw_e4m3_four(x.y), factor);
+    if (!kLarge) return found;
+    return tw_scaled(make_uint2(found.x, found.y), make_uint2(found.z, found.w),
                      tw_scale_pair<false>(code));
   }
 };
@@ -142,8 +138,6 @@ struct tw_row<tw_format<4, 512, kGroup, kE4m3, kBytes>> {
   }
 
   __device__ __forceinline__ void load(const unsigned char* state, int row, int lane) {
-    clear();
-    if (row < 0) return;
     const unsigned char* from = state + (int64_t)row * kBytes;
     codes = __ldg((const uint2*)from + lane);
     scale = __ldg(from + Format::scale_at + lane * 16 / kGroup);
@@ -154,6 +148,9 @@ struct tw_row<tw_format<4, 512, kGroup, kE4m3, kBytes>> {
     scale = tw_load1(from + Format::scale_at + lane * 16 / kGroup);
   }
 
+  __device__ __forceinline__ bool is_large() const { return false; }
+
+  template <bool kLarge>
   __device__ __forceinline__ void store(uint32_t at, int lane) const {
     const bool swapped = (lane >> 2) & 1;
     const uint32_t pair = tw_scale_pair<kE4m3>(scale);
@@ -169,15 +166,39 @@ TW_DEVICE uint32_t tw_row_place(uint32_t tile, int row, int lane) {
   return (tile + row * 128 + tw_row<Format>::place(lane)) ^ ((row & 7) << 4);
 }
 
-// Four rows of a tile by a warp.
+// Four rows that were loaded to a tile, rows of number -1 as zeros: all at once where that is enough.
 template <class Format>
-TW_DEVICE void tw_fill_rows(const unsigned char* state, const int* rows, uint32_t tile, int first,
+TW_DEVICE void tw_store_rows(tw_row<Format> (&rows)[4], const int (&numbers)[4], uint32_t tile,
+                             int first, int lane) {
+  bool simple = true;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) simple = simple && numbers[i] >= 0 && !rows[i].is_large();
+  if (__any_sync(0xFFFFFFFFu, !simple)) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (numbers[i] < 0) rows[i].clear();
+      rows[i].template store<true>(tw_row_place<Format>(tile, first + i, lane), lane);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      rows[i].template store<false>(tw_row_place<Format>(tile, first + i, lane), lane);
+    }
+  }
+}
+
+// Four rows of a tile by a warp, from global memory.
+template <class Format>
+TW_DEVICE void tw_fill_rows(const unsigned char* state, const int* numbers, uint32_t tile, int first,
                             int lane) {
-  tw_row<Format> found[4];
+  tw_row<Format> rows[4];
+  int number[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) found[i].load(state, rows[first + i], lane);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) found[i].store(tw_row_place<Format>(tile, first + i, lane), lane);
+  for (int i = 0; i < 4; ++i) {
+    number[i] = numbers[first + i];
+    rows[i].load(state, max(number[i], 0), lane);
+  }
+  tw_store_rows(rows, number, tile, first, lane);
 }
 
 // Sends for a row, by one thread: bytes from the last multiple of 16 before it.
@@ -194,11 +215,16 @@ TW_DEVICE void tw_bring_row(const unsigned char* state, int row) {
   tw_prefetch_bytes(state + ((int64_t)row * Format::bytes & -16), Format::copied);
 }
 
-// Puts a row that came into a tile.
+// The same for rows that came to shared memory.
 template <class Format>
-TW_DEVICE void tw_put_row(int row, uint32_t raw, uint32_t to, int lane) {
-  tw_row<Format> found;
-  found.read(raw + (Format::bytes % 16 ? (row & 1) * 8 : 0), lane);
-  if (row < 0) found.clear();
-  found.store(to, lane);
+TW_DEVICE void tw_put_rows(const int* numbers, uint32_t raw, uint32_t tile, int first, int lane) {
+  tw_row<Format> rows[4];
+  int number[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    number[i] = numbers[first + i];
+    const uint32_t skipped = Format::bytes % 16 ? (number[i] & 1) * 8 : 0;
+    rows[i].read(raw + i * TW_RAW_ROW + skipped, lane);
+  }
+  tw_store_rows(rows, number, tile, first, lane);
 }

@@ -24,8 +24,8 @@ enum {
   TW_NUMBERS = TW_STATS + 2 * 512,      // of the rows of chunks that are placed
   TW_MASKS = TW_NUMBERS + TW_PLACED * 256,  // which places of a chunk hold an entry
   TW_BARRIERS = TW_MASKS + TW_MASKED * 8,
-  TW_CAME = TW_BARRIERS + 80,           // barriers of rows to be decoded
-  TW_COUNTS = TW_CAME + 4 * TW_RAW_ROWS * 8,  // chunks of a token
+  TW_CAME = TW_BARRIERS + 80,           // barriers of four rows to be decoded
+  TW_COUNTS = TW_CAME + 4 * TW_RAW_ROWS / 4 * 8,  // chunks of a token
   TW_ACROSS = TW_COUNTS + 16,           // a number of each warp
   TW_SHARED = TW_ACROSS + 64,
 };
