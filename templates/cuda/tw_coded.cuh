@@ -9,17 +9,13 @@
 
 #define TW_PANEL 8192
 #define TW_TILE (8 * TW_PANEL)
-#define TW_RAW_ROW 592  // bytes of shared memory for a row that is not decoded yet
-#define TW_RAW_ROWS 8   // so many of each warp
 
 // Bits of a code, columns of codes and of a scale; bytes of a row and where its scales begin.
 template <int kBits, int kCoded, int kGroup, bool kE4m3, int kBytes>
 struct tw_format {
   static constexpr int bytes = kBytes;
   static constexpr int scale_at = kCoded * kBits / 8 + 2 * (512 - kCoded);
-  // What of a row is copied at once, from the last multiple of 16 bytes on.
-  static constexpr int copied = (kBytes + 15) / 16 * 16;
-  static_assert(kBytes % 8 == 0 && copied <= TW_RAW_ROW, "a row of eights, and not too long");
+  static_assert(kBytes % 8 == 0, "loads are of eight bytes");
 };
 
 TW_DEVICE uint32_t tw_e4m3_pair(uint32_t x) {  // codes in the high bytes of both halves
@@ -55,8 +51,7 @@ TW_DEVICE uint32_t tw_scale_pair(uint32_t code) {
   return bits * 0x10001u;
 }
 
-// A row: a lane has two words of eight columns, and their scales. `load` is from global memory, `read`
-// from bytes in shared memory.
+// A row: a lane has two words of eight columns, and their scales.
 template <class Format>
 struct tw_row;
 
@@ -86,16 +81,6 @@ struct tw_row<tw_format<8, kCoded, kGroup, false, kBytes>> {
     tail = tailed ? __ldg((const uint2*)from + (in_tail ? 2 * lane + 9 : lane)) : make_uint2(0, 0);
     scale = __ldg(from + Format::scale_at + lane * 8 / kGroup);
     next_scale = __ldg(from + Format::scale_at + (in_tail ? 0 : (256 + lane * 8) / kGroup));
-  }
-
-  __device__ __forceinline__ void read(uint32_t from, int lane) {
-    const bool in_tail = tailed && lane >= 24;
-    const uint32_t later = from + (in_tail ? lane * 16 + 64 : lane * 8 + 256);
-    first = tw_load8(from + lane * 8);
-    second = tw_load8(later);
-    tail = tailed ? tw_load8(in_tail ? later + 8 : later) : make_uint2(0, 0);
-    scale = tw_load1(from + Format::scale_at + lane * 8 / kGroup);
-    next_scale = tw_load1(from + Format::scale_at + (in_tail ? 0 : (256 + lane * 8) / kGroup));
   }
 
   // Whether the power of two of codes and a scale are not one factor, which would be too large.
@@ -143,11 +128,6 @@ struct tw_row<tw_format<4, 512, kGroup, kE4m3, kBytes>> {
     scale = __ldg(from + Format::scale_at + lane * 16 / kGroup);
   }
 
-  __device__ __forceinline__ void read(uint32_t from, int lane) {
-    codes = tw_load8(from + lane * 8);
-    scale = tw_load1(from + Format::scale_at + lane * 16 / kGroup);
-  }
-
   __device__ __forceinline__ bool is_large() const { return false; }
 
   template <bool kLarge>
@@ -187,44 +167,36 @@ TW_DEVICE void tw_store_rows(tw_row<Format> (&rows)[4], const int (&numbers)[4],
   }
 }
 
-// Four rows of a tile by a warp, from global memory.
-template <class Format>
+// Rows `first` (a multiple of four) and after it of a tile by a warp, four at a time; the first four
+// are sent for before the tile is free.
+template <class Format, int kRows, class WhenFree>
 TW_DEVICE void tw_fill_rows(const unsigned char* state, const int* numbers, uint32_t tile, int first,
-                            int lane) {
+                            int lane, const WhenFree& when_free) {
   tw_row<Format> rows[4];
   int number[4];
+  const auto load = [&](int from) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    number[i] = numbers[first + i];
-    rows[i].load(state, max(number[i], 0), lane);
-  }
-  tw_store_rows(rows, number, tile, first, lane);
-}
-
-// Sends for a row, by one thread: bytes from the last multiple of 16 before it.
-template <class Format>
-TW_DEVICE void tw_send_row(const unsigned char* state, int row, uint32_t to, uint32_t barrier) {
-  const int64_t at = (int64_t)row * Format::bytes;
-  if (row < 0) tw_arrive(barrier);
-  else tw_copy_bytes(to, state + (at & -16), Format::copied, barrier);
-}
-
-// Sends for a row to the L2 cache.
-template <class Format>
-TW_DEVICE void tw_bring_row(const unsigned char* state, int row) {
-  tw_prefetch_bytes(state + ((int64_t)row * Format::bytes & -16), Format::copied);
-}
-
-// The same for rows that came to shared memory.
-template <class Format>
-TW_DEVICE void tw_put_rows(const int* numbers, uint32_t raw, uint32_t tile, int first, int lane) {
-  tw_row<Format> rows[4];
-  int number[4];
+    for (int i = 0; i < 4; ++i) {
+      number[i] = numbers[from + i];
+      rows[i].load(state, max(number[i], 0), lane);
+    }
+  };
+  load(first);
+  when_free();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    number[i] = numbers[first + i];
-    const uint32_t skipped = Format::bytes % 16 ? (number[i] & 1) * 8 : 0;
-    rows[i].read(raw + i * TW_RAW_ROW + skipped, lane);
+  for (int row = first; row < first + kRows; row += 4) {
+    if (row > first) load(row);
+    tw_store_rows(rows, number, tile, row, lane);
   }
-  tw_store_rows(rows, number, tile, first, lane);
+}
+
+// Sends for half of a row to the L2 cache.
+template <class Format>
+TW_DEVICE void tw_bring_row(const unsigned char* state, int row, int half) {
+  const unsigned char* from = state + (int64_t)row * Format::bytes;
+#pragma unroll
+  for (int at = 0; at < Format::bytes; at += 256) {
+    if (at + half * 128 < Format::bytes) tw_prefetch(from + at + half * 128);
+  }
+  if (half == 1) tw_prefetch(from + Format::bytes - 1);
 }

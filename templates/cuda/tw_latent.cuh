@@ -13,25 +13,23 @@
   x = operation(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));         \
   x = operation(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2))
 
-// Bytes of shared memory: queries, two tiles of rows, rows to be decoded, weights of a chunk, and
-// what belongs to a chunk or a token. Where chunks are split, there are two of weights.
+// Bytes of shared memory: queries, two tiles of rows, weights of a chunk (of two, where chunks are
+// split), and what belongs to a chunk or a token.
 enum {
   TW_QUERIES = 0,
   TW_ROWS = TW_TILE,
-  TW_RAW = 3 * TW_TILE,
-  TW_WEIGHTS = TW_RAW + 4 * TW_RAW_ROWS * TW_RAW_ROW,
-  TW_STATS = TW_WEIGHTS + 8192,         // largest score and sum of weights of each head
+  TW_WEIGHTS = 3 * TW_TILE,
+  TW_STATS = TW_WEIGHTS + 2 * 8192,     // largest score and sum of weights of each head
   TW_NUMBERS = TW_STATS + 2 * 512,      // of the rows of chunks that are placed
   TW_MASKS = TW_NUMBERS + TW_PLACED * 256,  // which places of a chunk hold an entry
   TW_BARRIERS = TW_MASKS + TW_MASKED * 8,
-  TW_CAME = TW_BARRIERS + 80,           // barriers of four rows to be decoded
-  TW_COUNTS = TW_CAME + 4 * TW_RAW_ROWS / 4 * 8,  // chunks of a token
+  TW_COUNTS = TW_BARRIERS + 80,         // chunks of a token
   TW_ACROSS = TW_COUNTS + 16,           // a number of each warp
   TW_SHARED = TW_ACROSS + 64,
 };
-// Barriers, two of each of these. Of a slot: its rows are there, its rows are done with, its weights
-// likewise (of which there is one buffer). Of a token: its chunks are counted, the count has been read.
-enum { TW_FULL = 0, TW_FREE = 2, TW_COUNTED = 4, TW_TAKEN = 6, TW_WEIGHED = 8, TW_READ = 9 };
+// Barriers, two of each but the last. Of a slot: its rows are there, its rows are done with. Of a token:
+// its chunks are counted, the count has been read. Weights are there.
+enum { TW_FULL = 0, TW_FREE = 2, TW_COUNTED = 4, TW_TAKEN = 6, TW_WEIGHED = 8 };
 
 TW_DEVICE float tw_add(float a, float b) { return __fadd_rn(a, b); }
 // What scores are taken from: the largest, or 0 where there is none.
@@ -147,7 +145,8 @@ TW_DEVICE void tw_weigh(float (&d)[32], uint32_t (&p)[16], float (&most)[2], flo
   }
 }
 
-// Weights and what belongs to them, where those read them who mix values.
+// Weights and what belongs to them, where the other group reads them. A group that stores has read
+// what the other stored before it, each thread from the same places.
 TW_DEVICE void tw_store_weights(const uint32_t (&p)[16], const float (&most)[2],
                                 const float (&sums)[2], uint32_t weights, float* stats, int thread,
                                 int row) {
