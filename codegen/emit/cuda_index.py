@@ -16,8 +16,8 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import DimJson, to_json
 
 WIDTH, ROW_BYTES = 128, 68
-# Of a warp that scores: eight tiles of 16 rows, a barrier and up to four places of each.
-STREAM_BYTES = 8 * (16 * ROW_BYTES + 8 + 16)
+# Of the 16 warps that score: eight tiles of 16 rows, a barrier and up to four places of each.
+STREAM_BYTES = 16 * 8 * (16 * ROW_BYTES + 8 + 16)
 MOST_LISTED = 4096  # of TW_LISTED
 CHOICE_BYTES = 4 * (2 * MOST_LISTED + 20 * 32 + 2 * 2 * 32 + 20 + 1)
 
@@ -61,7 +61,7 @@ def index(spec: KernelSpec) -> Mapping[str, Any]:
     limit = entries_of(body, node)
     work, scratch = workspace_pointers(index_parts(node, spec.schedule, limit, listed))
     streams = _streams(node)
-    kernels = _kernels(node, schedule["span"], constant(body.type_of(q).shape[1]), bool(listed))
+    kernels = _kernels(constant(body.type_of(q).shape[1]), len(streams), bool(listed))
     return {
         "parameters": _parameters(spec, work),
         "heads": constant(body.type_of(q).shape[1]),
@@ -84,7 +84,6 @@ def index(spec: KernelSpec) -> Mapping[str, Any]:
         "keys": keys,
         "positions": positions,
         "request_rows": rows,
-        "threads": next(k["threads"] for k in kernels if k["kernel"] == "score"),
         "images": kernels,
         "work": work,
         "slab": schedule["slab"],
@@ -100,14 +99,10 @@ def _streams(node: Node) -> list[Mapping[str, Any]]:
     return [*found, {"name": "blocks", "k": blocks, "offset": k}] if blocks else found
 
 
-def _kernels(node: Node, span: int, heads: int, lists: bool) -> list[Mapping[str, Any]]:
+def _kernels(heads: int, streams: int, lists: bool) -> list[Mapping[str, Any]]:
     """Kernels in order: threads, shared bytes, and blocks; `spans` and `count` are the host's."""
     choose = {"threads": 1024, "shared": CHOICE_BYTES}
-    # What 32 heads take leaves registers for more warps.
-    threads = 768 if heads == 32 and span >= 1024 else 512
-    shared = heads * WIDTH * 2 + threads // 32 * STREAM_BYTES
-    score = {"threads": threads, "shared": shared}
-    streams = len(_streams(node))
+    score = {"threads": 512, "shared": heads * WIDTH * 2 + STREAM_BYTES}
     found: list[Mapping[str, Any]] = [
         {"kernel": "score", **score, "grid": ("spans", "count")},
         {"kernel": "choose", **choose, "grid": ("count", str(streams))},

@@ -189,14 +189,3 @@ TW_DEVICE void tw_fill_rows(const unsigned char* state, const int* numbers, uint
     tw_store_rows(rows, number, tile, row, lane);
   }
 }
-
-// Sends for half of a row to the L2 cache.
-template <class Format>
-TW_DEVICE void tw_bring_row(const unsigned char* state, int row, int half) {
-  const unsigned char* from = state + (int64_t)row * Format::bytes;
-#pragma unroll
-  for (int at = 0; at < Format::bytes; at += 256) {
-    if (at + half * 128 < Format::bytes) tw_prefetch(from + at + half * 128);
-  }
-  if (half == 1) tw_prefetch(from + Format::bytes - 1);
-}

@@ -183,11 +183,6 @@ TW_DEVICE uint4 tw_load16(uint32_t address) {
   return x;
 }
 
-TW_DEVICE uint2 tw_load8(uint32_t address) {
-  uint2 x;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
-  return x;
-}
 TW_DEVICE uint32_t tw_load4(uint32_t address) {
   uint32_t x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
@@ -215,10 +210,6 @@ TW_DEVICE void tw_copy_bytes(uint32_t to, const void* from, uint32_t count, uint
       "l"(from), "r"(count), "r"(barrier)
       : "memory");
 }
-TW_DEVICE void tw_prefetch_bytes(const void* from, uint32_t count) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(count));
-}
-
 TW_DEVICE void tw_prefetch(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }

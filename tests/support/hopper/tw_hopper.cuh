@@ -268,14 +268,12 @@ TW_DEVICE void tw_store16(uint32_t address, uint4 x) { memcpy(memory + address, 
 TW_DEVICE void tw_store8(uint32_t address, uint2 x) { memcpy(memory + address, &x, 8); }
 TW_DEVICE void tw_store4(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
 TW_DEVICE uint4 tw_load16(uint32_t address) { uint4 x; memcpy(&x, memory + address, 16); return x; }
-TW_DEVICE uint2 tw_load8(uint32_t address) { uint2 x; memcpy(&x, memory + address, 8); return x; }
 TW_DEVICE uint32_t tw_load4(uint32_t address) { uint32_t x; memcpy(&x, memory + address, 4); return x; }
 TW_DEVICE uint32_t tw_load1(uint32_t address) { return memory[address]; }
 TW_DEVICE void tw_copy_bytes(uint32_t to, const void* from, uint32_t count, uint32_t barrier) {
   memcpy(memory + to, from, count);
   tw_arrive(barrier);
 }
-TW_DEVICE void tw_prefetch_bytes(const void*, uint32_t) {}
 TW_DEVICE void tw_copy16(uint32_t to, const void* from) { memcpy(memory + to, from, 16); }
 TW_DEVICE void tw_copied() {}
 TW_DEVICE void tw_prefetch(const void*) {}
