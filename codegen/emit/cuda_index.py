@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,12 @@ from tilewright.codegen.emit.cuda_latent import parameter
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import Pointer, host_text, pointers, workspace_pointers
 from tilewright.codegen.spec import KernelSpec, Schedule
-from tilewright.graph import Node
+from tilewright.graph import Graph, Node
 from tilewright.graph.dims import DimJson, to_json
 
 WIDTH, ROW_BYTES = 128, 68
+# Of the 16 warps that score: eight tiles of 16 rows, a barrier and up to four places of each.
+STREAM_BYTES = 16 * 8 * (16 * ROW_BYTES + 8 + 16)
 MOST_LISTED = 4096  # of TW_LISTED
 CHOICE_BYTES = 4 * (2 * MOST_LISTED + 20 * 32 + 2 * 2 * 32 + 20 + 1)
 
@@ -40,6 +43,15 @@ def entries_of(spec_body: Any, node: Node) -> DimJson:
     return ["mul", to_json(tables.shape[1]), constant(keys.shape[1])]
 
 
+def segment_of(body: Graph) -> int | None:
+    """Return how many rows that follow each other come together, or None if there are none."""
+    (node,) = body.nodes
+    together = constant(body.type_of(node.inputs[2]).shape[1])
+    if len(node.inputs) > 6:
+        together = math.gcd(together, int(str(node.attr["block_size"])))
+    return next((n for n in (16, 8, 4) if together % n == 0), None)
+
+
 def index(spec: KernelSpec) -> Mapping[str, Any]:
     """Return the template's variables."""
     body, schedule = spec.body, spec.schedule.values
@@ -55,6 +67,7 @@ def index(spec: KernelSpec) -> Mapping[str, Any]:
         "heads": constant(body.type_of(q).shape[1]),
         "ratio": int(str(node.attr["ratio"])),
         "block_size": int(str(node.attr.get("block_size", 1))),
+        "segment": segment_of(body),
         "span": schedule["span"],
         "limit": limit if isinstance(limit, int) else f"({limit[1]} * {limit[2]})",
         "row_bytes": ROW_BYTES,
@@ -89,7 +102,7 @@ def _streams(node: Node) -> list[Mapping[str, Any]]:
 def _kernels(heads: int, streams: int, lists: bool) -> list[Mapping[str, Any]]:
     """Kernels in order: threads, shared bytes, and blocks; `spans` and `count` are the host's."""
     choose = {"threads": 1024, "shared": CHOICE_BYTES}
-    score = {"threads": 512, "shared": heads * WIDTH * 2}
+    score = {"threads": 512, "shared": heads * WIDTH * 2 + STREAM_BYTES}
     found: list[Mapping[str, Any]] = [
         {"kernel": "score", **score, "grid": ("spans", "count")},
         {"kernel": "choose", **choose, "grid": ("count", str(streams))},

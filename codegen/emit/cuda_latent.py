@@ -26,9 +26,10 @@ from tilewright.graph.types import BlockFormat, ElementType
 
 CHUNK, WIDTH, HEADS = 64, 512, 64  # of a block: entries, columns, heads
 THREADS, COMBINE_THREADS = 512, 128
-# Of a thread that takes products, of one that decodes (65,536 in all), and rows in flight.
-WITH_TAIL, WITHOUT_TAIL = ((192, 64), 4), ((200, 56), 4)
-SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * (512 + 8) + 2 * 64
+MULTIPROCESSORS = 132  # a block to each stays and takes tokens in turn
+LOG2_E = 1.4426950408889634
+REGISTERS = (192, 64)  # of a thread that takes products, of one that decodes: 65,536 in all
+SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * 256 + 32 * 8 + 80 + 16 + 64
 _KINDS = {"attend_compressed": "all", "attend_selected": "selected"}
 _TYPES = {
     "fp32": "float", "bf16": "unsigned short", "i32": "int", "u8": "unsigned char",
@@ -47,24 +48,23 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
     units, num_units = _units(body, anchor, -(-window // CHUNK))
     launches, scratch = _launches(anchor, units, split)
     threads = {"combine": COMBINE_THREADS}
-    tails = [getattr(body.type_of(i).dtype, "tail", 0) for i in anchor.inputs[1:7:5]]
-    registers, ahead = WITH_TAIL if any(tails) else WITHOUT_TAIL
     return {
         "parameters": _parameters(spec, launches[0]),
         "split": split,
+        "together": _together(anchor, split),
         "heads": constant(anchor.type.shape[1]),
         "window": window,
         "window_units": -(-window // CHUNK),
         "num_units": num_units,
-        "scale": print_scalar(Const(float(str(anchor.attr["scale"]))), {}, "cuda"),
+        "scale": print_scalar(Const(float(str(anchor.attr["scale"])) * LOG2_E), {}, "cuda"),
         "lists": _lists(body, anchor),
         "out": out,
         "q": q,
         "positions": positions,
         "request_rows": request_rows,
         "sink": sink,
-        "registers": registers,
-        "ahead": 8 if split else ahead,
+        "tokens": to_json(anchor.type.shape[0]),
+        "registers": REGISTERS,
         "launches": launches,
         "images": [
             {
@@ -87,10 +87,14 @@ def row_format(dtype: ElementType) -> str | None:
     group = dtype.block[1]
     if (dtype.code.name, dtype.scale.name) not in known or dtype.tail not in tails:
         return None
-    if group % 8 or dtype.block[0] != 1 or dtype.minimum is not None:
+    if group % (16 if dtype.code.bits == 4 else 8) or dtype.block[0] != 1:
+        return None
+    num_bytes = dtype.row_bytes(WIDTH)
+    if dtype.minimum is not None or num_bytes % 8:
         return None
     e4m3 = "true" if dtype.scale.name == "fp8_e4m3" else "false"
-    return f"tw_format<{dtype.code.bits}, {WIDTH - dtype.tail}, {group}, {e4m3}>"
+    coded = WIDTH - dtype.tail
+    return f"tw_format<{dtype.code.bits}, {coded}, {group}, {e4m3}, {num_bytes}>"
 
 
 @dataclass(frozen=True)
@@ -145,12 +149,19 @@ def _launches(anchor: Node, units: DimJson, split: int) -> tuple[list[Launch], D
     heads, tokens = constant(anchor.type.shape[1]), to_json(anchor.type.shape[0])
     groups = heads // HEADS
     if not split:
-        return [Launch("attend", (groups, tokens, 1), THREADS // 32)], 0
+        stay: DimJson = ["min", MULTIPROCESSORS, ["mul", tokens, groups]]
+        return [Launch("attend", (stay, 1, 1), THREADS // 32)], 0
     work, scratch = softmax_parts(tokens, heads, units, WIDTH)
+    blocks = groups // _together(anchor, split)
     return [
-        Launch("parts", (groups, tokens, ["ceildiv", units, split]), THREADS // 32, 1, work),
+        Launch("parts", (blocks, tokens, ["ceildiv", units, split]), THREADS // 32, 1, work),
         Launch("combine", (heads, tokens, 1), COMBINE_THREADS // 32, 1, work),
     ], scratch
+
+
+def _together(anchor: Node, split: int) -> int:
+    """Groups of heads that share a block's only chunk: there is room for the queries of two."""
+    return 2 if split == 1 and constant(anchor.type.shape[1]) % (2 * HEADS) == 0 else 1
 
 
 def _parameters(spec: KernelSpec, launch: Launch) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.codegen.emit.cuda_index import WIDTH, index_parts
+from tilewright.codegen.emit.cuda_index import WIDTH, index_parts, segment_of
 from tilewright.codegen.emit.triton_index import selection_parts, streams_of
 from tilewright.codegen.emit.triton_paged import product_type
 from tilewright.codegen.spec import Numerics, Schedule
@@ -57,6 +57,8 @@ def accepts_hopper(body: Graph) -> str | None:
         return f"queries are {q.dtype}, want bf16"
     if w.dtype.name not in ("f32", "bf16"):
         return f"weights are {w.dtype}, want f32 or bf16"
+    if segment_of(body) is None:
+        return f"pages of {keys.shape[1]} entries: want multiples of 4, and of blocks likewise"
     return None
 
 

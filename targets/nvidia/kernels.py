@@ -70,9 +70,6 @@ def _up(num_bytes: int) -> int:
 # --- attention ----------------------------------------------------------------------------------
 
 
-_TILE_ROWS = 32  # query heads of a kv head, of several tokens
-
-
 def accepts_attend(body: Graph) -> str | None:
     (node,) = _anchors(body, Kind.ATTEND)
     if node.op != "attend":
@@ -92,15 +89,17 @@ def attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     """
     (node,) = _anchors(body, Kind.ATTEND)
     each = int(node.type.shape[1]) // int(body.type_of(node.inputs[1]).shape[1])
-    tile = max(1, _TILE_ROWS // each)
     cache = body.type_of(node.inputs[1])
     row_bytes = int(cache.shape[3]) * (4 if cache.dtype.name == "f32" else 2)
     if rows > 256:
-        forms = [(0, tile, 1), (0, 1, 1)]
+        tile_rows = (16, 32) if row_bytes <= 128 else (32, 16)
+        forms = [(0, max(1, n // each), 1) for n in tile_rows] + [(0, 1, 1)]
     elif rows > 64:
         forms = [(0, 1, 1)]
     elif rows > 16:
         forms = [(0, 1, 1), (1, 1, 8)]
+    elif rows > 8:
+        forms = [(1, 1, 16), (1, 1, 8), (0, 1, 1)]
     elif rows > 4:
         forms = [(1, 1, 8), (1, 1, 4), (0, 1, 1)]
     else:
@@ -108,7 +107,7 @@ def attend_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     return tuple(
         dict.fromkeys(
             Schedule.of(split=split, tile=tile, span=span, warps=warps, stages=stages)
-            for stages in ((2, 1, 3) if rows <= 4 or row_bytes > 256 else (3, 2, 1))
+            for stages in ((3, 2, 1) if 4 < rows <= 256 >= row_bytes else (2, 1, 3))
             for split, tile, span in forms
             for warps in (4, 8, 2)
         )

@@ -82,7 +82,7 @@ def accepts_hopper(body: Graph) -> str | None:
 def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
     """Few tokens are split over blocks of so many chunks; many fill the chip with a block each."""
     blocks = rows * int(anchor(body).type.shape[1]) // HEADS
-    forms = (1, 2, 0) if blocks <= 4 else (2, 1, 0) if blocks <= 16 else (0, 2, 1)
+    forms = (1, 2, 0) if rows <= 4 else (2, 1, 0) if blocks <= 16 else (0, 2, 1)
     return tuple(Schedule.of(split=split) for split in (forms if blocks <= 64 else (0,)))
 
 

@@ -37,6 +37,12 @@ TW_DEVICE void tw_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// What the whole warp has done so far comes before this arrival, one for all its threads.
+TW_DEVICE void tw_arrive_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) tw_arrive(barrier);
+}
+
 TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
@@ -127,10 +133,6 @@ TW_DEVICE void tw_finish(float (&d)[32]) {
 TW_DEVICE void tw_finish(float (&d)[16]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" : TW_REGS16(d)::"memory");
 }
-// The same, where the last group committed may be unfinished still.
-TW_DEVICE void tw_finish_before_last(float (&d)[16]) {
-  asm volatile("wgmma.wait_group.sync.aligned 1;" : TW_REGS16(d)::"memory");
-}
 // What this thread stored to shared memory is seen by matrix products after the next barrier.
 TW_DEVICE void tw_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -138,6 +140,14 @@ TW_DEVICE uint32_t tw_pack(float low, float high) {
   uint32_t both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+
+// Four of the eight bytes of a (low) and b, by the low four fours of bits of `which`; its top bit set,
+// the sign of the byte eight times.
+TW_DEVICE uint32_t tw_permute(uint32_t a, uint32_t b, uint32_t which) {
+  uint32_t found;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(found) : "r"(a), "r"(b), "r"(which));
+  return found;
 }
 
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
@@ -173,12 +183,33 @@ TW_DEVICE uint4 tw_load16(uint32_t address) {
   return x;
 }
 
+TW_DEVICE uint32_t tw_load4(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+TW_DEVICE uint32_t tw_load1(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
 // 16 bytes to shared memory, on their way until tw_copied.
 TW_DEVICE void tw_copy16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 TW_DEVICE void tw_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Bytes to shared memory, all multiples of 16: one arrival at the barrier when they are there.
+TW_DEVICE void tw_copy_bytes(uint32_t to, const void* from, uint32_t count, uint32_t barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(count), "r"(barrier)
+      : "memory");
+}
 TW_DEVICE void tw_prefetch(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }

@@ -6,6 +6,9 @@
 #include "tw_select.cuh"
 
 #define TW_STEPS 8
+#define TW_KEY_ROW 68  // bytes of a key
+#define TW_KEY_TILES 8  // of 16 keys that a warp has in flight
+enum { TW_KEY_TILE = 16 * TW_KEY_ROW, TW_KEYS_OF_WARP = TW_KEY_TILES * (TW_KEY_TILE + 8 + 16) };
 
 // Queries of all heads, in the order of the steps: two panels of 64 values of k.
 template <int kHeads>
@@ -33,33 +36,30 @@ TW_DEVICE void tw_load_index_weights(float (&weights)[kHeads / 4], const Weight*
   }
 }
 
-// A quarter of the rows of places `row` and `row` + 8; -1 is no row.
+// A quarter of two rows.
 struct tw_quarter {
   uint32_t codes[2][4], scale[2];
-  bool there[2];
 
-  __device__ __forceinline__ void load(const unsigned char* state, const int64_t (&at)[2]) {
-    const int quarter = threadIdx.x & 3;
+  __device__ __forceinline__ void read(uint32_t tile) {
+    const int quarter = threadIdx.x & 3, row = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      scale[h] = 127;
-      there[h] = at[h] >= 0;
+      const uint32_t from = tile + (row + 8 * h) * TW_KEY_ROW;
+      scale[h] = tw_load1(from + 64 + quarter);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) codes[h][i] = 0;
-      if (there[h]) {
-        const unsigned char* from = state + at[h];
-        scale[h] = __ldg(from + 64 + quarter);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) codes[h][i] = __ldg((const uint32_t*)from + quarter * 4 + i);
-      }
+      for (int i = 0; i < 4; ++i) codes[h][i] = tw_load4(from + quarter * 16 + i * 4);
     }
   }
 
-  __device__ __forceinline__ void operand(int step, uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void operands(uint32_t (&a)[TW_STEPS][4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t byte = codes[i & 1][step / 2] >> (step % 2 * 16 + i / 2 * 8) & 255;
-      a[i] = tw_times(tw_e2m1_pair(byte), tw_scale_pair<false>(scale[i & 1]));
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t pair = tw_scale_pair<false>(scale[h]);
+#pragma unroll
+      for (int step = 0; step < TW_STEPS; ++step) {
+        const uint2 values = tw_e2m1_four(codes[h][step / 2] >> step % 2 * 16);
+        a[step][h] = tw_times(values.x, pair), a[step][2 + h] = tw_times(values.y, pair);
+      }
     }
   }
 };
@@ -78,53 +78,81 @@ TW_DEVICE float tw_index_score(const float (&d)[kHeads / 2], const float (&weigh
   return __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
 }
 
-// What a thread knows of later tiles: entries of its two places, then their pages, then rows.
-template <class Where>
-struct tw_coming {
+// Keys on their way to a warp, 16 of each of its tiles, in segments of kSegment that lie together.
+// Half of the tiles are sent for at once, a segment by a lane.
+template <int kSegment, class Where>
+struct tw_key_stream {
+  static constexpr int kParts = 16 / kSegment, kHalf = TW_KEY_TILES / 2;
+  static_assert(kHalf * kParts <= 32, "a lane for each segment");
+  const unsigned char* state;
   const Where& where;
-  int end, entry[2], paged[2], page[2];
+  uint32_t keys, came, entries;  // tiles, their barriers, where their segments begin
+  int first, end, stride, lane;
 
-  __device__ __forceinline__ void find_entries(int place) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      entry[h] = place + 8 * h < end ? where.entry_of(place + 8 * h) : -1;
+  __device__ __forceinline__ tw_key_stream(const unsigned char* state, const Where& where,
+                                           uint32_t memory, int first, int end, int stride)
+      : state(state), where(where), keys(memory), came(memory + TW_KEY_TILES * TW_KEY_TILE),
+        entries(came + 8 * TW_KEY_TILES), first(first), end(end), stride(stride),
+        lane(threadIdx.x & 31) {
+    if (lane < TW_KEY_TILES) tw_barrier_init(came + 8 * lane, kParts);
+    tw_barriers_ready();
+    __syncwarp();
+    send(0);
+    send(kHalf);
+  }
+
+  __device__ __forceinline__ void send(int tile) const {
+    const int part = lane % kParts, own = tile + lane / kParts, slot = own % TW_KEY_TILES;
+    if (lane >= kHalf * kParts) return;
+    const int place = first + own * stride + part * kSegment;
+    if (place < end) {
+      const int entry = where.entry_of(place);
+      tw_store4(entries + (slot * kParts + part) * 4, (uint32_t)entry);
+      tw_copy_bytes(keys + slot * TW_KEY_TILE + part * kSegment * TW_KEY_ROW,
+                    state + where.row_of(entry, where.page_of(entry)), kSegment * TW_KEY_ROW,
+                    came + 8 * slot);
+    } else {
+      tw_arrive(came + 8 * slot);
     }
   }
-  __device__ __forceinline__ void find_pages() {
+
+  // A tile; whether each of a thread's two rows is of a visible entry, where it is one of `end` places.
+  __device__ __forceinline__ void read(int tile, tw_quarter& rows, bool (&there)[2]) const {
+    const int slot = tile % TW_KEY_TILES;
+    tw_wait(came + 8 * slot, tile / TW_KEY_TILES & 1);
+    rows.read(keys + slot * TW_KEY_TILE);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      paged[h] = entry[h];
-      page[h] = entry[h] < 0 ? -1 : where.page_of(entry[h]);
+      const int row = lane / 4 + 8 * h, segment = slot * kParts + row / kSegment;
+      there[h] = where.shows((int)tw_load4(entries + segment * 4) + row % kSegment);
     }
-  }
-  __device__ __forceinline__ void load(tw_quarter& rows, const unsigned char* state) const {
-    int64_t at[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) at[h] = paged[h] < 0 ? -1 : where.row_of(paged[h], page[h]);
-    rows.load(state, at);
+    __syncwarp();
+    if (tile % kHalf == kHalf - 1) send(tile + 1 + kHalf);
   }
 };
 
-// Keys of the scores of places begin .. end, 64 to a group of warps. Rows of the next tile, pages of the
-// one after and entries of the one after that are on their way while a tile is scored.
-template <int kHeads, class Where>
-TW_DEVICE void tw_score_entries(const unsigned char* state, uint32_t queries,
-                                const float (&weights)[kHeads / 4], int begin, int end,
-                                const Where& where, int* keys) {
-  const int stride = blockDim.x / 128 * 64;
-  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+// Keys of the scores of places begin .. end, 64 to a group of warps. `memory`: of all warps' streams.
+template <int kHeads, int kSegment, class Where, class Weight>
+TW_DEVICE void tw_score_entries(const unsigned char* state, const unsigned short* q,
+                                const Weight* w, uint32_t queries, uint32_t memory, int begin,
+                                int end, const Where& where, int* scores) {
+  const int stride = blockDim.x / 128 * 64, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+  const int row = threadIdx.x % 32 / 4, own = begin + warp * 16;
   const uint64_t heads = tw_tile(queries, 16);
-  tw_coming<Where> coming{where, end};
-  tw_quarter even, odd;
-  int tile = begin + __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0) * 64;
-  const auto score = [&](const tw_quarter& now, tw_quarter& next) {
-    coming.load(next, state);
-    coming.find_pages();
-    coming.find_entries(tile + 3 * stride + row);
+  const tw_key_stream<kSegment, Where> stream(state, where, memory + warp * TW_KEYS_OF_WARP, own,
+                                              end, stride);
+  tw_load_index_queries<kHeads>(q, queries);
+  float weights[kHeads / 4];
+  tw_load_index_weights<kHeads>(weights, w);
+  tw_publish();
+  __syncthreads();
+  for (int n = 0; begin + warp / 4 * 64 + n * stride < end; ++n) {
+    tw_quarter rows;
+    bool there[2];
+    stream.read(n, rows, there);
     float d[kHeads / 2];
     uint32_t a[TW_STEPS][4];
-#pragma unroll
-    for (int step = 0; step < TW_STEPS; ++step) now.operand(step, a[step]);
+    rows.operands(a);
     tw_fence_registers();
 #pragma unroll
     for (int step = 0; step < TW_STEPS; ++step) {
@@ -135,21 +163,10 @@ TW_DEVICE void tw_score_entries(const unsigned char* state, uint32_t queries,
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float found = tw_index_score<kHeads>(d, weights, h);
-      const int place = tile + row + 8 * h;
+      const int place = own + n * stride + row + 8 * h;
       if ((threadIdx.x & 3) == 0 && place < end) {
-        keys[place] = now.there[h] ? tw_order_key(found) : TW_NO_KEY;
+        scores[place] = there[h] ? tw_order_key(found) : TW_NO_KEY;
       }
     }
-    tile += stride;
-  };
-  coming.find_entries(tile + row);
-  coming.find_pages();
-  coming.load(even, state);
-  coming.find_entries(tile + stride + row);
-  coming.find_pages();
-  coming.find_entries(tile + 2 * stride + row);
-  while (tile < end) {
-    score(even, odd);
-    if (tile < end) score(odd, even);
   }
 }

@@ -35,7 +35,7 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 
 struct dim3 { int x, y, z; };
 static thread_local dim3 threadIdx, blockIdx;
-static dim3 blockDim;
+static dim3 blockDim, gridDim;
 alignas(1024) unsigned char memory[232448];
 
 typedef std::barrier<> Meeting;
@@ -51,6 +51,7 @@ static inline void meet(int name, int threads) { meeting(name, threads).arrive_a
 static inline int warp_id() { return threadIdx.x / 32; }
 static inline int lane_id() { return threadIdx.x % 32; }
 static inline void meet_warp() { meet(100 + warp_id(), 32); }
+static inline void __syncwarp() { meet_warp(); }
 static inline void meet_group() { meet(200 + warp_id() / 4, 128); }
 static inline void __syncthreads() { meet(0, blockDim.x); }
 static inline void __syncwarp() { meet_warp(); }
@@ -95,6 +96,7 @@ static inline int __reduce_add_sync(uint32_t, int x) {
 static inline int __shfl_up_sync(uint32_t, int x, int step) {
   return exchanged(x, lane_id() < step ? lane_id() : lane_id() - step);
 }
+static inline bool __any_sync(uint32_t all, bool x) { return __ballot_sync(all, x) != 0; }
 template <class T>
 static T __shfl_sync(uint32_t, T x, int lane) { return exchanged(x, lane & 31); }
 static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
@@ -139,13 +141,19 @@ struct Barrier {
   }
 };
 static std::map<uint32_t, std::unique_ptr<Barrier>> barriers_of_block;
+static std::mutex barriers_lock;
+static Barrier& barrier_of(uint32_t barrier) {
+  std::lock_guard<std::mutex> hold(barriers_lock);
+  return *barriers_of_block.at(barrier);
+}
 TW_DEVICE void tw_barrier_init(uint32_t barrier, uint32_t count) {
+  std::lock_guard<std::mutex> hold(barriers_lock);
   auto& made = barriers_of_block[barrier] = std::make_unique<Barrier>();
   made->count = made->waiting = count;
 }
 TW_DEVICE void tw_barriers_ready() {}
 TW_DEVICE void tw_arrive(uint32_t barrier) {
-  Barrier& b = *barriers_of_block.at(barrier);
+  Barrier& b = barrier_of(barrier);
   std::lock_guard<std::mutex> hold(b.lock);
   --b.waiting;
   b.end_phase();
@@ -170,9 +178,13 @@ TW_DEVICE void tw_copy_group() {}
 template <int kLeft>
 TW_DEVICE void tw_copied_but() {}
 TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
-  Barrier& b = *barriers_of_block.at(barrier);
+  Barrier& b = barrier_of(barrier);
   std::unique_lock<std::mutex> hold(b.lock);
   b.changed.wait(hold, [&] { return b.phase != parity; });
+}
+TW_DEVICE void tw_arrive_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) tw_arrive(barrier);
 }
 template <int kName, int kThreads>
 TW_DEVICE void tw_meet() { meet(kName, kThreads); }
@@ -295,10 +307,18 @@ TW_DEVICE void tw_fence_registers() {}
 TW_DEVICE void tw_commit() {}
 template <int kCount>
 TW_DEVICE void tw_finish(float (&)[kCount]) {}
-TW_DEVICE void tw_finish_before_last(float (&)[16]) {}
 TW_DEVICE void tw_publish() {}
 
 TW_DEVICE uint32_t tw_pack(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
+TW_DEVICE uint32_t tw_permute(uint32_t a, uint32_t b, uint32_t which) {
+  const uint64_t both = (uint64_t)b << 32 | a;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t byte = both >> 8 * (which >> 4 * i & 7) & 255;
+    found |= (which >> 4 * i & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;
+  }
+  return found;
+}
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
   return tw_pack(of_bf16(a & 0xFFFF) * of_bf16(b & 0xFFFF), of_bf16(a >> 16) * of_bf16(b >> 16));
 }
@@ -307,6 +327,12 @@ TW_DEVICE void tw_store16(uint32_t address, uint4 x) { memcpy(memory + address, 
 TW_DEVICE void tw_store8(uint32_t address, uint2 x) { memcpy(memory + address, &x, 8); }
 TW_DEVICE void tw_store4(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
 TW_DEVICE uint4 tw_load16(uint32_t address) { uint4 x; memcpy(&x, memory + address, 16); return x; }
+TW_DEVICE uint32_t tw_load4(uint32_t address) { uint32_t x; memcpy(&x, memory + address, 4); return x; }
+TW_DEVICE uint32_t tw_load1(uint32_t address) { return memory[address]; }
+TW_DEVICE void tw_copy_bytes(uint32_t to, const void* from, uint32_t count, uint32_t barrier) {
+  memcpy(memory + to, from, count);
+  tw_arrive(barrier);
+}
 TW_DEVICE void tw_copy16(uint32_t to, const void* from) { memcpy(memory + to, from, 16); }
 TW_DEVICE void tw_copied() {}
 TW_DEVICE void tw_prefetch(const void*) {}
@@ -315,6 +341,7 @@ TW_DEVICE void tw_prefetch(const void*) {}
 template <class Kernel>
 static void run_grid(const int* grid, int threads, Kernel kernel) {
   blockDim = {threads, 1, 1};
+  gridDim = {grid[0], grid[1], grid[2]};
   for (int z = 0; z < grid[2]; ++z)
     for (int y = 0; y < grid[1]; ++y)
       for (int x = 0; x < grid[0]; ++x) {
