@@ -17,7 +17,7 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, ElementType
 
 CODE_ATOMS = ("wgmma_e4m3", "mx")
-CODE_CHUNK = 32  # values of k of one instruction over codes, and of the smallest scaled group
+CODE_GROUP = 32  # values of k that the smallest scale of codes is for
 SPAN = 128  # values of k whose scales one word holds
 SEGMENT_UNIT = 256  # segments start at multiples of what one step of any schedule takes of k
 
@@ -111,12 +111,9 @@ def _contract(body: Graph, target: Target) -> Numerics:
     if target.atom == "fma" and len(formats) == 1 and all(f.code.is_float for f in grouped):
         order = "factored"
     if _codes_are_multiplied(body, target):
-        chunk = 0 if target.code_atom == "mx" else CODE_CHUNK
-        if chunk and all(d.block[1] % SPAN == 0 for d in _block_formats(body)):
-            chunk = SPAN
         return Numerics(
             atom=target.code_atom,
-            chunk=chunk,
+            chunk=0 if target.code_atom == "mx" else SPAN,
             lanes=target.lanes,
             segments=_segments(body, target),
             scale_order="factored",
@@ -137,10 +134,9 @@ def _block_formats(body: Graph) -> list[BlockFormat]:
 
 
 def _codes_are_multiplied(body: Graph, target: Target) -> bool:
-    """Say whether codes meet the matrix unit as they are. Where sums of 32 leave it, experts
-    multiply the values that codes stand for: bf16 holds them, and sums stay in the unit."""
-    anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
-    values = target.code_atom == "wgmma_e4m3" and anchors[0].op == "expert_linear"
+    """Say whether codes meet the matrix unit as they are. Where sums of 32 would leave it, the
+    values that codes stand for are multiplied: bf16 holds them, and sums stay in the unit."""
+    values = target.code_atom == "wgmma_e4m3"
     fine = any(d.block[1] % SPAN for d in _block_formats(body))
     return bool(target.code_atom) and _codes_meet_codes(body) and not (values and fine)
 
@@ -155,7 +151,7 @@ def _codes_meet_codes(body: Graph) -> bool:
     return (
         len(found) == 2 * len(anchors)
         and all(t.scale.name == "ue8m0" and not t.tail for t in found)
-        and all(t.code.is_float and t.block[1] % CODE_CHUNK == 0 for t in found)
+        and all(t.code.is_float and t.block[1] % CODE_GROUP == 0 for t in found)
         and all(t.name == "fp8_e4m3" and t.block[0] == 1 for t in rows)
         and len({t.code for t in matrices}) == 1
     )
@@ -172,8 +168,8 @@ def _segments(body: Graph, target: Target) -> int:
     their parts. Experts have sums of every slot; those of codes, whose groups are added one after
     the other, are cut all the same."""
     anchors = [n for n in body.nodes if op_def(n.op).kind is Kind.CONTRACT]
-    coded = _codes_are_multiplied(body, target)
-    if anchors[0].op == "expert_linear" and not coded:
+    coded = bool(target.code_atom) and _codes_meet_codes(body)
+    if anchors[0].op == "expert_linear" and not _codes_are_multiplied(body, target):
         return 1
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
     columns = 0  # of products of values that meet in registers, those of one count
@@ -186,6 +182,9 @@ def _segments(body: Graph, target: Target) -> int:
     full = target.full_columns
     if coded:
         full = target.full_code_columns * (2 if anchors[0].op == "expert_linear" else 1)
+        # Two products that take turns leave no registers for sums of segments.
+        if target.code_atom == "wgmma_e4m3" and _codes_are_multiplied(body, target):
+            full = target.full_value_columns
     elif all(t.name == "bf16" for t in _formats(body)) and not plain:
         full = target.full_value_columns or full
     segments = 1

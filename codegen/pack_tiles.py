@@ -1,11 +1,12 @@
 """Pack fp8 (e4m3) and fp4 (e2m1) weights with power-of-two scales for GPU kernels, and back.
 
-A tile is 64 rows of 128 values of k: fp8 codes as they are, [panel, span, 64 rows, 128]; fp4 codes
-[panel, span, 4 groups, 64 rows, 16], byte i of a group of 32 holding k = ORDER[i] (low nibble) and
-ORDER[i] + 16: a word has what one thread of a matrix instruction takes of a row, and nibbles 16
-bits apart are neighbours. After the tiles, 256-byte aligned, the scales: a ue8m0 byte per row and
-group of 32, [panel, span, 64 rows, 4]. Absent rows and values of k are zeros. A stack of matrices
-is one after the other.
+A tile is 64 rows of 128 values of k in parts of 16 bytes, [panel, span, part, 64 rows, 16]. Byte i
+of a part of fp8 holds k = ORDER[i]; of fp4, k = ORDER[i] (low nibble) and ORDER[i] + 16: a word has
+what one thread of a matrix instruction takes of a row, and nibbles 16 bits apart are neighbours.
+fp8 codes with a scale for 128 values of k meet the matrix unit as they are: [panel, span, 64 rows,
+128]. After the tiles, 256-byte aligned, the scales: a ue8m0 byte per row and group of 32, [panel,
+span, 64 rows, 4]. Absent rows and values of k are zeros. A stack of matrices is one after the
+other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tilewright.graph.errors import LowerError
 
 TILE_ROWS, SPAN, GROUP = 64, 128, 32
 GROUPS = SPAN // GROUP
-ORDER = [2 * (i // 4) + i % 4 // 2 + i % 2 * 8 for i in range(GROUP // 2)]
+PART = 16  # bytes
+ORDER = [2 * (i // 4) + i % 4 // 2 + i % 2 * 8 for i in range(PART)]
 TILE_BITS = {"fp8_e4m3": 8, "fp4_e2m1": 4}
 # Products of two scales stay normal fp32 numbers: an activation's is at least 2^-22, at most 2^119.
 _LOWEST, _HIGHEST, _ONE = 28, 134, 127
@@ -53,6 +55,11 @@ def matrix_bytes(name: str, n: int, k: int) -> int:
     return scales_at(name, n, k) + _cells(n, k) * GROUPS
 
 
+def lies_in_parts(name: str, block: tuple[int, int]) -> bool:
+    """Say whether tiles of a format lie in parts, or row by row."""
+    return TILE_BITS[name] == 4 or block[1] % SPAN != 0
+
+
 def pack_tiles(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
     """Pack bytes of codes [n, k] (fp4: [n, k / 2], even k in the low nibble) with one ue8m0 byte
     per `block` of rows and columns; blocks at the edges may be cut short.
@@ -68,18 +75,21 @@ def pack_tiles(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
     groups = np.where(empty, np.uint8(_ONE), groups)
     _check_range(name, groups)
     padded = np.pad(codes, ((0, -n % TILE_ROWS), (0, -k % SPAN)))
-    tiles: Array = padded.reshape(panels, TILE_ROWS, count, GROUPS, 2, GROUP // 2)
+    tiles: Array = padded.reshape(panels, TILE_ROWS, count, -1, PART)
     if TILE_BITS[name] == 4:
-        tiles = tiles[..., 0, :] | tiles[..., 1, :] << 4
+        tiles = tiles[..., 0::2, :] | tiles[..., 1::2, :] << 4
+    if lies_in_parts(name, block):
         tiles = tiles[..., ORDER].transpose(0, 2, 3, 1, 4)
     else:
-        tiles = tiles.reshape(panels, TILE_ROWS, count, -1).transpose(0, 2, 1, 3)
+        tiles = tiles.transpose(0, 2, 1, 3, 4)
     scales = np.pad(groups, ((0, -n % TILE_ROWS), (0, -groups.shape[1] % GROUPS)))
     scales = scales.reshape(panels, TILE_ROWS, count, GROUPS).transpose(0, 2, 1, 3)
     return np.concatenate([np.ascontiguousarray(part).reshape(-1) for part in (tiles, scales)])
 
 
-def unpack_tiles(name: str, packed: Bytes, n: int, k: int) -> Unpacked:
+def unpack_tiles(
+    name: str, packed: Bytes, n: int, k: int, block: tuple[int, int]
+) -> Unpacked:
     """Invert `pack_tiles` of one matrix: codes, and scales [n, k / 32]."""
     if packed.size != matrix_bytes(name, n, k):
         raise LowerError(
@@ -87,12 +97,15 @@ def unpack_tiles(name: str, packed: Bytes, n: int, k: int) -> Unpacked:
             f"want {matrix_bytes(name, n, k)}"
         )
     panels, start, count = -(-n // TILE_ROWS), scales_at(name, n, k), spans(k)
-    groups = GROUPS if TILE_BITS[name] == 4 else 1
-    tiles = packed[:start].reshape(panels, count, groups, TILE_ROWS, -1).transpose(0, 3, 1, 2, 4)
+    if lies_in_parts(name, block):
+        tiles = packed[:start].reshape(panels, count, -1, TILE_ROWS, PART).transpose(0, 3, 1, 2, 4)
+        tiles = tiles[..., np.argsort(ORDER)]
+    else:
+        tiles = packed[:start].reshape(panels, count, TILE_ROWS, -1, PART).transpose(0, 2, 1, 3, 4)
     codes: Array = tiles.reshape(panels * TILE_ROWS, -1)[:n]
     scales = packed[start:].reshape(panels, count, TILE_ROWS, GROUPS).transpose(0, 2, 1, 3)
     if TILE_BITS[name] == 4:
-        halves = codes.reshape(n, -1, GROUP // 2)[..., np.argsort(ORDER)]
+        halves = codes.reshape(n, -1, PART)
         wide = np.concatenate([halves & 15, halves >> 4], -1).reshape(n, -1)[:, :k]
         codes = wide[:, 0::2] | wide[:, 1::2] << 4
     else:

@@ -66,8 +66,9 @@ def _unpack_cpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
 
 
 def _unpack_gpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
-    unpack = unpack_tiles if dtype.name in TILE_BITS else unpack_blocks
-    return unpack(dtype.name, packed, n, k)
+    if isinstance(dtype, BlockFormat) and dtype.name in TILE_BITS:
+        return unpack_tiles(dtype.name, packed, n, k, dtype.block)
+    return unpack_blocks(dtype.name, packed, n, k)
 
 
 def _unpack_ascend(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.codegen.arguments import int_names
-from tilewright.codegen.emit.cpp import element_offset
 from tilewright.codegen.emit.cuda_latent import parameter
+from tilewright.codegen.emit.cuda_sums import REGISTERS, block_bytes, epilogue
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_contract import contractions
 from tilewright.codegen.emit.triton_host import (
@@ -18,36 +18,23 @@ from tilewright.codegen.emit.triton_host import (
     workspace_pointers,
 )
 from tilewright.codegen.emit.triton_route import num_blocks, num_slots, result_rows, route_parts
-from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.pack_tiles import SPAN, TILE_BITS, TILE_ROWS, matrix_bytes, row_bytes
 from tilewright.codegen.spec import KernelSpec, Schedule
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import DimJson
-from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
-from tilewright.graph.scalar import Var
 
-INSTANCES = (32, 64, 96, 128, 160, 192)  # columns of a product of many rows
-_SCALE_BYTES = 256  # of a tile
+INSTANCES = (32, 48, 64, 80, 96, 112, 128, 160, 192)  # columns of a product of many rows
 _ROUTE_BYTES = 32 * 4
-# C texts of an element, and of one that is stored, by the type in memory.
-_LOADS = {"f32": "{0}", "bf16": "__int_as_float((int){0} << 16)", "i32": "(float){0}"}
-_STORES = {"f32": "{0}", "bf16": "(unsigned short)tw_pack({0}, 0.0f)"}
 
-
-def stage_bytes(*, weights: int, bits: int, rows: int) -> int:
-    """Return the bytes of shared memory of one stage: a tile of each weight, a span of rows."""
-    tiles = weights * (TILE_ROWS * SPAN * bits // 8 + _SCALE_BYTES)
-    return -(-tiles // 1024) * 1024 + rows * SPAN * 2
 
 
 def shared_bytes(body: Graph, schedule: Schedule) -> int:
     """Return the shared memory of a block: stages, its list of rows, barriers."""
     values, anchors = schedule.values, contractions(body)
-    weights = 2 if values["wide"] else len(anchors)
     bits = TILE_BITS[body.type_of(anchors[0].inputs[1]).dtype.name]
-    each = stage_bytes(weights=weights, bits=bits, rows=values["bm"])
-    return values["stages"] * (each + 16) + values["bm"] * 4
+    wide = values["wide"]
+    return block_bytes(values, weights=wide or len(anchors), bits=bits, wide=wide > 0)
 
 
 def contract(spec: KernelSpec) -> Mapping[str, Any]:
@@ -70,13 +57,14 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "stages": schedule["stages"],
         "blocks": schedule["blocks"],
         "wide": schedule["wide"],
+        "registers": REGISTERS,
         "instances": [i for i in INSTANCES if i <= schedule["bm"]],
         "route": _route(body, first, schedule),
         "slots": num_slots(first),
         "slotted": _slotted(body, anchors),
         "up": "64.0f" if TILE_BITS[format] == 4 else "1.0f",
         "sums": [a.name for a in anchors],
-        "epilogue": _epilogue(body, anchors, n),
+        "epilogue": epilogue(body, body.nodes, anchors, ("slot", "col"), "token"),
         "images": [
             {
                 "kernel": launch.kernel,
@@ -92,9 +80,9 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
 
 
 def _panels(spec: KernelSpec, anchors: Sequence[Node]) -> int:
-    """Blocks along the columns: a panel of each weight, or two of one."""
+    """Blocks along the columns: a panel of each weight, or of each group of warps."""
     panels = -(-constant(anchors[0].type.shape[-1]) // TILE_ROWS)
-    return -(-panels // 2) if spec.schedule.values["wide"] and len(anchors) == 1 else panels
+    return -(-panels // max(1, spec.schedule.values["wide"] // len(anchors)))
 
 
 def _weight(body: Graph, anchor: Node) -> Mapping[str, Any]:
@@ -140,7 +128,11 @@ def _launches(
             Launch("route_rows", (matrices + 1, 1, 1), 32, 1, work),
             Launch("route_blocks", (1, 1, 1), 32, 1, work),
         ]
-    return [*found, Launch("contract", (blocks, 1, 1), 12 if schedule["wide"] else 5, 1, work)]
+    return [*found, Launch("contract", (blocks, 1, 1), _warps(schedule), 1, work)]
+
+
+def _warps(schedule: Mapping[str, int]) -> int:
+    return schedule["wide"] * 4 + 4 if schedule["wide"] else 5
 
 
 def _parameters(spec: KernelSpec, work: Sequence[Pointer]) -> str:
@@ -154,31 +146,3 @@ def _slotted(body: Graph, anchors: Sequence[Node]) -> bool:
     known = {a.name for a in anchors}
     return any(op_def(n.op).kind is Kind.ELEMENTWISE and i not in body.node
                for n in body.nodes if n.name not in known for i in n.inputs)  # fmt: skip
-
-
-def _epilogue(body: Graph, anchors: Sequence[Node], n: int) -> list[str]:
-    """Elementwise nodes on the sums, and the stores of what leaves the kernel."""
-    rows, index = anchors[0].type.shape[0], ("slot", "col")
-    known = {a.name: f"acc_{a.name}" for a in anchors}
-    outputs, lines = {value for _, value in body.outputs}, []
-    for node in body.nodes:
-        if node.name not in known:
-            definition = op_def(node.op)
-            if definition.kind is not Kind.ELEMENTWISE or definition.scalar is None:
-                raise LowerError(
-                    f"{node.op} '{node.name}': is no epilogue: want an elementwise op"
-                )
-            given = {}
-            for i, value in enumerate(node.inputs):
-                if value not in known:
-                    at = element_offset(body, value, node, rows, index, "token")
-                    load = _LOADS[body.type_of(value).dtype.name]
-                    known[value] = f"({load.format(f'{value}[{at}]')})"
-                given[f"operand{i}"] = known[value]
-            text = print_scalar(definition.scalar(node.attr, *map(Var, given)), given, "cuda")
-            known[node.name] = f"t_{node.name}"
-            lines.append(f"const float t_{node.name} = {text};")
-        if node.name in outputs:
-            stored = _STORES[node.type.dtype.name].format(known[node.name])
-            lines.append(f"{node.name}[row * {n} + col] = {stored};")
-    return lines

@@ -18,13 +18,13 @@ UNIT = 32  # values of k that a scale's byte is for
 @dataclass(frozen=True)
 class CodedRows:
     """Pointers to codes [rows, k] and to bytes of scales [k / 128, rows, 4]; `num_rows`: the text
-    of that number; `paired`: codes lie in the order in which pairs of fp4 codes do."""
+    of that number; `order`: of codes, as tw_coded_place says."""
 
     codes: str
     scales: str
     k: int
     num_rows: str
-    paired: bool = False
+    order: int = 0
 
 
 def coded_store(c: Call, rows: CodedRows) -> list[str]:
@@ -37,7 +37,7 @@ def coded_store(c: Call, rows: CodedRows) -> list[str]:
     limit = f", mask={last.text} < {rows.k}" if last.base + last.size > rows.k else ""
     flat = f"tl.reshape({codes_of(target).code}({found.values}), {block_shape(c.index)})"
     code = f"{flat}.to(tl.uint8).to(tl.float8e4nv, bitcast=True)"
-    place = f"tw_coded_place({last.text}, {rows.paired})"
+    place = f"tw_coded_place({last.text}, {rows.order})"
     lines = [f"tl.store({rows.codes} + {row} * {rows.k} + {place}, {code}{limit})"]
     return [*lines, *_scale_bytes(c, rows, row, found.scales, found.group)]
 

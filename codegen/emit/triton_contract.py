@@ -10,6 +10,7 @@ from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_coded import CodedRows
+from tilewright.codegen.emit.triton_hopper import hopper_launch, hopper_source
 from tilewright.codegen.emit.triton_host import (
     Launch,
     Pointer,
@@ -33,7 +34,7 @@ from tilewright.codegen.emit.triton_values import Index, Scope, Values, triton_t
 from tilewright.codegen.emit.triton_weights import matrix_strides
 from tilewright.codegen.numerics import CODE_ATOMS, segment_length
 from tilewright.codegen.pack_gpu import ROWS, block_layout
-from tilewright.codegen.pack_tiles import TILE_BITS, TILE_ROWS, row_bytes, spans
+from tilewright.codegen.pack_tiles import TILE_BITS, TILE_ROWS, lies_in_parts, row_bytes, spans
 from tilewright.codegen.sections import sections_of
 from tilewright.codegen.spec import KernelSpec, Numerics, Schedule
 from tilewright.graph import Graph, Node
@@ -78,6 +79,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     return {
         "coded": coded,
         "stream": stream_texts(spec, anchors, sections) if schedule.get("stream") else None,
+        "hopper": hopper_source(spec, anchors, work) if schedule.get("hopper") else None,
         "parameters": parameters(spec, launches[-1]),
         "prologue_parameters": parameters(spec, launches[0]),
         "prologue": prologue,
@@ -109,18 +111,19 @@ def _coded(spec: KernelSpec, anchors: list[Node]) -> Mapping[str, Any] | None:
     type_, weight = body.type_of(value), body.type_of(anchors[0].inputs[1])
     assert isinstance(type_.dtype, BlockFormat) and isinstance(weight.dtype, BlockFormat)
     k = constant(type_.shape[-1])
-    # Pairs of fp4 codes are neighbours in the order of k where a unit takes them as they are.
-    paired = spec.numerics.atom == "mx" and TILE_BITS[weight.dtype.name] == 4
+    # Rows lie as what they meet does: nibbles of a part, bytes of a part, or in the order of k.
+    order = 1 if lies_in_parts(weight.dtype.name, weight.dtype.block) else 0
+    if spec.numerics.atom == "mx" and TILE_BITS[weight.dtype.name] == 4:
+        order = 2
     num_rows = _text(_source_rows(body, anchors[0]))
-    rows = CodedRows("codes", "code_bytes", k, num_rows, paired=paired)
+    rows = CodedRows("codes", "code_bytes", k, num_rows, order=order)
     return {
         "atom": spec.numerics.atom,
-        "chunk": spec.numerics.chunk,
         "k": k,
         "spans": spans(k),
         "num_rows": num_rows,
         "group": type_.dtype.block[1],
-        "paired": paired,
+        "order": order,
         "rows": rows,
     }
 
@@ -191,6 +194,12 @@ def _launches(
             made = [p for p in work if p.name == "activation"]
             return [tiles_launch(spec, anchors, (made or [Pointer(value, value, "bf16")])[0], work)]
         found = [stream_launch(spec, anchors, work)]
+        if schedule["split"]:
+            columns = sections[-1]["combine_stop"]
+            found.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
+        return found
+    if schedule.get("hopper"):
+        found = [hopper_launch(spec, anchors, work)]
         if schedule["split"]:
             columns = sections[-1]["combine_stop"]
             found.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
@@ -297,6 +306,7 @@ def _form(spec: KernelSpec, anchor: Node, limit: int) -> Mapping[str, Any]:
             "form": "tiles",
             "bits": TILE_BITS[name],
             "row_bytes": row_bytes(name),
+            "parts": lies_in_parts(name, type_.dtype.block),
             "spans": spans(k),
             "up": 1.0 if fine else 64.0,
         }

@@ -63,6 +63,7 @@ class Launch:
     pointers: tuple[Pointer, ...] = field(default=())
     descriptors: tuple[Descriptor, ...] = field(default=())
     registers: int = 0  # at most so many a thread; 0: as many as it takes
+    shared: int = 0  # bytes of a kernel that is in the source's text in CUDA; 0: not so
 
 
 def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
@@ -91,7 +92,7 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
         found = (*pointers(spec), *launch.pointers)
         lines += [
             "    {",
-            f'        "kernel": {launch.kernel},',
+            f'        "kernel": {repr(launch.kernel) if launch.shared else launch.kernel},',
             f'        "grid": {list(launch.grid)!r},',
             f'        "pointers": {[(p.name, p.tensor, p.dtype, p.offset) for p in found]!r},',
             f'        "ints": {list(int_names(spec.body))!r},',
@@ -107,7 +108,8 @@ def _rare(launch: Launch) -> list[str]:
     """What few launches have."""
     described = [tuple(vars(d).values()) for d in launch.descriptors]
     lines = [f'        "descriptors": {described!r},'] if described else []
-    return lines + ([f'        "registers": {launch.registers},'] if launch.registers else [])
+    lines += [f'        "registers": {launch.registers},'] if launch.registers else []
+    return lines + ([f'        "shared": {launch.shared},'] if launch.shared else [])
 
 
 def host_text(spec: KernelSpec, launches: Sequence[Launch], scratch: DimJson) -> str:

@@ -15,7 +15,6 @@ from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Node
 from tilewright.graph.dims import DimJson, to_json
 
-PROGRAMS = 132  # one a core: of an H200; fewer cores run them in turn
 FEW = 2  # the value of `stream` where a block has few rows and 64 columns
 NEIGHBOURS = 8  # blocks of rows that share columns before the next columns come
 
@@ -44,7 +43,7 @@ def stream_launch(spec: KernelSpec, anchors: list[Node], work: tuple[Pointer, ..
     tiles: DimJson = ["mul", row_blocks, _blocks(spec, anchors)]
     if schedule["split"]:
         tiles = ["mul", tiles, spec.numerics.segments]
-    grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, PROGRAMS], 1, 1)
+    grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, schedule["cores"]], 1, 1)
     return Launch("contract", grid, 4, 2, work, tuple(found))
 
 
@@ -62,7 +61,7 @@ def tiles_launch(
         for i, a in enumerate(anchors)
     ]
     tiles: DimJson = ["mul", ["ceildiv", rows, bm], -(-n // bn)]
-    grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, PROGRAMS], 1, 1)
+    grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, schedule["cores"]], 1, 1)
     return Launch("contract", grid, schedule["warps"], schedule["stages"], work, tuple(found))
 
 
@@ -97,7 +96,6 @@ def stream_texts(
         "columns": columns,
         "blocks": start,
         "beside": beside,
-        "after": segments // beside,
         "segment_spans": segment_length(k, segments) // SPAN if segments > 1 else spans(k),
         "neighbours": NEIGHBOURS,
         "stages": schedule["stages"],

@@ -113,36 +113,62 @@ def threads_of(made: Any) -> int:
     return int(found[1]) if found else int(made.metadata.num_warps) * 32
 
 
+def build_in_triton(
+    path: Path, module: Any, launch: Mapping[str, Any], capability: int
+) -> tuple[str, dict[str, Any]]:
+    """Write the cubin of one kernel; return its line of the host text, and what it uses."""
+    name = launch["kernel"].__name__
+    made = compile_launch(launch, capability)
+    refused = scan_ptx(f"{path.stem}.{name}", made.asm["ptx"])
+    if refused:
+        raise ValueError(refused)
+    if made.metadata.shared > SHARED_BYTES:
+        raise ValueError(
+            f"'{path.stem}.{name}': too much shared memory for a block: got "
+            f"{made.metadata.shared} bytes, want at most {SHARED_BYTES}"
+        )
+    if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
+        raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
+    check_descriptors(f"{path.stem}.{name}", launch, made.metadata)
+    cubin = path.with_name(f"{path.stem}.{name}.cubin")
+    cubin.write_bytes(made.asm["cubin"])
+    cubin.with_suffix(".ptx").write_text(made.asm["ptx"])
+    threads, shared = threads_of(made), made.metadata.shared
+    line = f'TW_CUBIN({name}, "{cubin}", "{made.metadata.name}", {threads}, {shared});'
+    return line, {
+        "source": path.stem, "kernel": name, "threads": threads, "shared_bytes": shared,
+        "tensor_memory_columns": getattr(made.metadata, "tmem_size", 0) or 0, **usage(cubin),
+    }  # fmt: skip
+
+
+def build_in_cuda(
+    path: Path, module: Any, launch: Mapping[str, Any], capability: int
+) -> tuple[str, dict[str, Any]]:
+    """The same of the kernel that a source has in CUDA."""
+    from tilewright.targets.nvidia.build_cuda import build_image, find_nvcc
+
+    name, nvcc = launch["kernel"], find_nvcc()
+    if nvcc is None:
+        raise ValueError("nvcc not found; install CUDA's toolkit 12.4 or later")
+    source = path.with_name(f"{path.stem}.{name}.cu")
+    source.write_text(module.CUDA)
+    cubin, (used,) = build_image(nvcc, source, capability)
+    threads, shared = launch["num_warps"] * 32, launch["shared"]
+    line = f'TW_CUBIN({name}, "{cubin}", "{name}", {threads}, {shared});'
+    found = {"threads": threads, "shared_bytes": shared, "tensor_memory_columns": 0}
+    return line, {**used, "source": path.stem, **found}
+
+
 def build(path: Path, capability: int) -> dict[str, Any]:
     """Write the cubins and the host text of a source beside it; return what each kernel uses."""
     module = load_source(path)
     host = ['#include "tw_cuda.h"']
     report = []
     for launch in module.LAUNCHES:
-        name = launch["kernel"].__name__
-        made = compile_launch(launch, capability)
-        refused = scan_ptx(f"{path.stem}.{name}", made.asm["ptx"])
-        if refused:
-            raise ValueError(refused)
-        if made.metadata.shared > SHARED_BYTES:
-            raise ValueError(
-                f"'{path.stem}.{name}': too much shared memory for a block: got "
-                f"{made.metadata.shared} bytes, want at most {SHARED_BYTES}"
-            )
-        if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
-            raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
-        check_descriptors(f"{path.stem}.{name}", launch, made.metadata)
-        cubin = path.with_name(f"{path.stem}.{name}.cubin")
-        cubin.write_bytes(made.asm["cubin"])
-        cubin.with_suffix(".ptx").write_text(made.asm["ptx"])
-        threads, shared = threads_of(made), made.metadata.shared
-        host.append(
-            f'TW_CUBIN({name}, "{cubin}", "{made.metadata.name}", {threads}, {shared});'
-        )
-        report.append({
-            "source": path.stem, "kernel": name, "threads": threads, "shared_bytes": shared,
-            "tensor_memory_columns": getattr(made.metadata, "tmem_size", 0) or 0, **usage(cubin),
-        })  # fmt: skip
+        build_one = build_in_cuda if "shared" in launch else build_in_triton
+        line, used = build_one(path, module, launch, capability)
+        host.append(line)
+        report.append(used)
     text = "\n".join([*host, kept_report(report), module.HOST])
     # Symbols of an object must not meet those of another.
     text = text.replace("TW_CUBIN(", f"TW_CUBIN({path.stem}_").replace(

@@ -40,6 +40,16 @@ def build_cuda(nvcc: str, source: Path, capability: int) -> dict[str, Any]:
 
     Raises TargetError with the compiler's words, or for PTX whose bits are not ours.
     """
+    cubin, report = build_image(nvcc, source, capability)
+    lines = [f'#define TW_HOST "{cubin}"', f'#include "{source.name}"', kept_report(report)]
+    source.with_suffix(".host.cpp").write_text("\n".join(lines) + "\n")
+    return {"kernels": report}
+
+
+def build_image(
+    nvcc: str, source: Path, capability: int
+) -> tuple[Path, list[Mapping[str, Any]]]:
+    """Write the image of a source's kernels beside it; return it, and what each of them uses."""
     ptx, cubin = source.with_suffix(".ptx"), source.with_suffix(".cubin")
     name, arch = source.stem, f"compute_{capability}a"
     _run([nvcc, *FLAGS, f"-gencode=arch={arch},code={arch}", "-ptx", source, "-o", ptx], name)
@@ -47,10 +57,7 @@ def build_cuda(nvcc: str, source: Path, capability: int) -> dict[str, Any]:
         raise TargetError(refused)
     ptxas = Path(nvcc).with_name("ptxas")
     said = _run([ptxas, f"-arch=sm_{capability}a", "-O3", "-v", ptx, "-o", cubin], name)
-    report = [{"source": name, **used} for used in usage(said)]
-    lines = [f'#define TW_HOST "{cubin}"', f'#include "{source.name}"', kept_report(report)]
-    source.with_suffix(".host.cpp").write_text("\n".join(lines) + "\n")
-    return {"kernels": report}
+    return cubin, [{"source": name, **used} for used in usage(said)]
 
 
 def usage(said: str) -> list[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
 from tilewright.codegen.numerics import CODE_ATOMS
@@ -52,11 +53,14 @@ _FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 _Tile = tuple[int, int, int, int, int]
 
 
-def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+def contract_schedules(
+    body: Graph, numerics: Numerics, rows: int, *, cores: int
+) -> tuple[Schedule, ...]:
     """Narrow tiles fill the chip with few rows, wide ones reuse what they load with many.
 
     Segments run beside each other (split) where rows are few: what they give is the same. `rows`
-    are tokens; of experts, how many rows one meets is known for an even load only.
+    are tokens; of experts, how many rows one meets is known for an even load only. Streams have a
+    program for each of the chip's `cores`.
     """
     anchors = contractions(body)
     first = anchors[0]
@@ -68,8 +72,12 @@ def contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sche
     if first.op == "expert_linear":
         few = few and rows * slots <= _FEW_SLOTS
     ordered = _tiles(body, anchors, numerics, meets, few=few)
-    beside = few or _plain(body, anchors) or _leaves_cores(body, anchors, rows, ordered[0])
-    streamed = _streams(body, anchors, numerics, rows)
+    beside = few or _plain(body, anchors) or _leaves_cores(
+        body, anchors, rows, ordered[0], cores
+    )
+    streamed = [
+        Schedule.of(**s.values, cores=cores) for s in _streams(body, anchors, numerics, rows)
+    ]
     least = 0 if numerics.atom in CODE_ATOMS else 256
     found = [
         Schedule.of(
@@ -90,8 +98,8 @@ _STREAMS = ((128, 128, 6), (64, 256, 5), (128, 128, 4), (64, 256, 3))
 def _streams(
     body: Graph, anchors: list[Node], numerics: Numerics, rows: int
 ) -> list[Schedule]:
-    """Tiles that the copy engine brings, for rows of fp8 codes and weights with a scale for 32 rows
-    of a whole number of spans. Segments lie beside each other."""
+    """Tiles that the copy engine brings, for products of fp8 codes of a whole number of spans.
+    Segments lie beside each other: two products in turn leave no registers for their sums."""
     formats = _formats(body, anchors)
     if not formats:
         return _plain_streams(body, anchors, numerics)
@@ -105,12 +113,10 @@ def _streams(
     if not fits:
         return []
     alone = len(sections_of(body, anchors)) == len(anchors)
-    # Two products in turn leave no registers to go through segments one after the other.
-    beside = not alone or (numerics.segments > 1 and numerics.chunk == SPAN)
-    splits = [1] if beside else [0] if numerics.segments == 1 else [1, 0] if rows <= 64 else [0]
+    split = int(not alone or numerics.segments > 1)
     tiles = sorted(_STREAMS, key=lambda tile: tile[0] == 128) if rows <= 64 else _STREAMS
     few = [
-        Schedule.of(bm=bm, bn=64, bk=SPAN, warps=4, stages=stages, row_warps=4, split=splits[0],
+        Schedule.of(bm=bm, bn=64, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
                     listed=0, stream=2)
         for bm, stages in ((8, 4), (16, 4), (8, 6))
         if rows <= bm
@@ -118,9 +124,7 @@ def _streams(
     return few + [
         Schedule.of(bm=bm, bn=bn, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
                     listed=0, stream=1)
-        for split in splits
         for bm, bn, stages in tiles
-        if split or numerics.segments == 1 or stages < 5  # sums of segments take memory of stages
     ]  # fmt: skip
 
 
@@ -171,13 +175,12 @@ def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
     return [t for t in types if isinstance(t, BlockFormat)]
 
 
-_CORES = 132
-
-
-def _leaves_cores(body: Graph, anchors: list[Node], rows: int, tile: _Tile) -> bool:
+def _leaves_cores(
+    body: Graph, anchors: list[Node], rows: int, tile: _Tile, cores: int
+) -> bool:
     """Whether tiles of bf16 weights are fewer than the cores of the chip."""
     columns = sum(int(n.type.shape[-1]) for n in anchors)
-    return not _formats(body, anchors) and -(-rows // tile[0]) * -(-columns // tile[1]) < _CORES
+    return not _formats(body, anchors) and -(-rows // tile[0]) * -(-columns // tile[1]) < cores
 
 
 def _plain(body: Graph, anchors: list[Node]) -> bool:
@@ -297,7 +300,9 @@ def contract_scratch(
     return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
 
 
-CONTRACT = KernelTemplate(
-    "contract", "contract", "triton/contract.py.j2", accepts_contract, contract_schedules,
-    contract_scratch,
-)  # fmt: skip
+def contract_template(cores: int) -> KernelTemplate:
+    """Return the template for a chip of so many cores."""
+    return KernelTemplate(
+        "contract", "contract", "triton/contract.py.j2", accepts_contract,
+        partial(contract_schedules, cores=cores), contract_scratch,
+    )  # fmt: skip

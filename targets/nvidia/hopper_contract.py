@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tilewright.codegen.emit.cuda_contract import shared_bytes
+from tilewright.codegen.emit.cuda_sums import refuses_epilogue
 from tilewright.codegen.emit.triton_contract import contractions
+from tilewright.codegen.emit.triton_hopper import (
+    WIDE,
+    fits,
+    linear_bytes,
+    met_weights,
+    refuses_hopper,
+)
 from tilewright.codegen.emit.triton_route import route_parts
-from tilewright.codegen.pack_tiles import SPAN
+from tilewright.codegen.pack_tiles import SPAN, TILE_ROWS
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph
-from tilewright.graph.dims import evaluate, from_json, symbols_of
-from tilewright.graph.ops import Kind, op_def
+from tilewright.graph.dims import evaluate, from_json
 from tilewright.graph.types import BlockFormat
-from tilewright.targets.nvidia.contract import SECTION, accepts_contract
+from tilewright.targets.nvidia.contract import SECTION, accepts_contract, contract_template
 
-SHARED_BYTES = 227 << 10
+CORES = 132  # of an H200
+SHARED_BYTES, _CORE_BYTES = 227 << 10, 228 << 10  # of a block and of a core
 _LED_ROWS = 256
-_STORED = ("f32", "bf16")
 
 
 def accepts_hopper(body: Graph) -> str | None:
@@ -37,30 +46,14 @@ def accepts_hopper(body: Graph) -> str | None:
         return f"rows are {x.dtype}, want what bf16 holds"
     if int(x.shape[-1]) % SPAN:
         return f"k = {x.shape[-1]} is no multiple of {SPAN}"
-    return _refuses_epilogue(body)
+    return refuses_epilogue(body, body.nodes)
 
 
-def _refuses_epilogue(body: Graph) -> str | None:
-    """Say why what follows the sums cannot be computed from one place of each."""
-    for node in body.nodes:
-        if op_def(node.op).kind is Kind.CONTRACT:
-            continue
-        if op_def(node.op).kind is not Kind.ELEMENTWISE or op_def(node.op).scalar is None:
-            return f"'{node.op}' follows the sums"
-        for name in node.inputs:
-            type_ = body.type_of(name)
-            if name not in body.node and type_.dtype.name not in _STORED:
-                return f"an epilogue reads {type_.dtype}"
-            if symbols_of(type_.shape[1:]):
-                return f"an epilogue reads {type_}"
-    if any(body.type_of(v).dtype.name not in _STORED for _, v in body.outputs):
-        return "results are neither f32 nor bf16"
-    return None
-
-
-# Rows of a block; stages; blocks of a core at least. Fewer stages leave room for more blocks.
-_FEW = ((8, 5, 4), (8, 8, 2), (8, 6, 3), (16, 5, 3), (32, 4, 2), (64, 3, 2))
-_WIDE = ((192, 3), (128, 4), (96, 4))
+# Rows of a block; stages; blocks of a core at least. What measured best for as many rows first.
+_FEW_OF_TWO = ((8, 4, 5), (8, 6, 3), (16, 5, 3), (32, 4, 2), (64, 3, 2))
+_FEW_OF_ONE = ((8, 8, 4), (8, 6, 5), (16, 6, 4), (32, 4, 4), (64, 4, 2))
+# Groups of warps; rows; stages.
+_WIDE = ((2, 192, 3), (2, 128, 4), (2, 96, 4))
 
 
 def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
@@ -70,14 +63,17 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     slots = int(anchors[0].type.shape[1])
     matrices = int(body.type_of(anchors[0].inputs[1]).shape[0])
     meets = -(-rows * slots // matrices)
+    forms = _FEW_OF_TWO if len(anchors) == 2 else _FEW_OF_ONE
     few = [
         Schedule.of(bm=bm, stages=stages, blocks=blocks, wide=0, listed=listed)
         for listed in ((0, 1) if rows * slots <= _LED_ROWS else (1,))
-        for bm, stages, blocks in sorted(_FEW, key=lambda f: -(-meets * 2 // f[0]) * (16 + f[0]))
+        for bm, stages, blocks in sorted(
+            forms, key=lambda f: -(-meets * 2 // f[0]) * (16 + f[0])
+        )
     ]
     wide = [
-        Schedule.of(bm=bm, stages=stages, blocks=1, wide=1, listed=1)
-        for bm, stages in sorted(_WIDE, key=lambda f: (f[0] < meets * 1.2, f[0]))
+        Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, listed=1)
+        for groups, bm, stages in sorted(_WIDE, key=lambda f: (f[1] < meets * 1.2, f[1]))
     ]
     found = few + wide if meets < 24 else wide + few
     return tuple(s for s in found if shared_bytes(body, s) <= SHARED_BYTES)
@@ -92,6 +88,50 @@ def hopper_scratch(
     return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
 
 
+# Groups of warps that multiply many rows, or 1; rows of a block; stages; blocks of a core at least.
+_LINEAR = (
+    (1, 8, 6, 3), (1, 8, 4, 5), (1, 8, 8, 2), (1, 16, 6, 2), (1, 16, 4, 4), (1, 32, 5, 2),
+    (1, 64, 4, 2), (2, 192, 3, 1), (2, 128, 4, 1), (2, 96, 4, 1), (2, 64, 4, 1), (2, 64, 6, 1),
+    (2, 32, 6, 1),
+)  # fmt: skip
+_ON_ALL_CHIPS = contract_template(CORES)
+
+
+def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
+    """Those of all chips where the kernel in CUDA does not fit. Blocks of few rows read weights
+    once, wide ones multiply them with more rows at a time. Segments lie beside each other where
+    few blocks would not fill the chip."""
+    anchors = contractions(body)
+    if refuses_hopper(body, numerics, anchors):
+        return _ON_ALL_CHIPS.schedules(body, numerics, rows)
+    many = rows > 1024 and met_weights(body, anchors, split=False) > 0
+    splits = [0] if numerics.segments == 1 else [0, 1] if many else [1, 0]
+    found = [
+        Schedule.of(bm=bm, bn=64, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
+                    listed=0, hopper=groups, blocks=blocks)
+        for split in splits
+        for groups, bm, stages, blocks in _LINEAR
+        # Sums of segments and their total share the registers of wide blocks.
+        if split or numerics.segments == 1 or (groups >= WIDE and bm * groups <= 256)
+    ]  # fmt: skip
+    found = [s for s in found if fits(body, anchors, s.values)]
+    panels = sum(-(-math.prod(int(d) for d in a.type.shape[1:]) // TILE_ROWS) for a in anchors)
+
+    def order(schedule: Schedule) -> tuple[int, ...]:
+        """Blocks that take all rows at once, the smallest first; of many rows the largest. Of few
+        rows, so many stages that a core's share of the blocks is there at once."""
+        values = schedule.values
+        wide, bm = values["hopper"] >= WIDE, values["bm"]
+        waste = -(-rows // bm) * (bm + 48)
+        blocks = -(-rows // bm) * panels * (numerics.segments if values["split"] else 1)
+        at_once = CORES * (_CORE_BYTES // (linear_bytes(body, anchors, values) + 1024))
+        waves = 0 if wide else -(-blocks // at_once)
+        return (splits.index(values["split"]), int(wide != (rows > 32)), waste, waves)
+
+    return tuple(sorted(found, key=order))
+
+
+LINEAR = replace(_ON_ALL_CHIPS, schedules=linear_schedules)
 CONTRACT_HOPPER = KernelTemplate(
     "contract_hopper", "contract", "cuda/contract.cu.j2", accepts_hopper, hopper_schedules,
     hopper_scratch,

@@ -1,7 +1,6 @@
 """Kernel table of the chip: templates in order of preference."""
 
-from tilewright.targets.nvidia.contract import CONTRACT
-from tilewright.targets.nvidia.hopper_contract import CONTRACT_HOPPER
+from tilewright.targets.nvidia.hopper_contract import CONTRACT_HOPPER, LINEAR
 from tilewright.targets.nvidia.kernels import (
     ATTEND,
     LATENT,
@@ -13,5 +12,5 @@ from tilewright.targets.nvidia.kernels import (
 from tilewright.targets.nvidia.thin import THIN
 
 KERNELS = (
-    THIN, CONTRACT_HOPPER, CONTRACT, ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW,
+    THIN, CONTRACT_HOPPER, LINEAR, ATTEND, LATENT_HOPPER, LATENT, SELECT_HOPPER, SELECT, ROW,
 )  # fmt: skip

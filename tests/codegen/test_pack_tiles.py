@@ -50,7 +50,7 @@ def test_packing_is_inverted(stored: str, n: int, k: int) -> None:
     raw = draw_floats(np.random.default_rng(n * k), dtype, (n, k))
     packed = pack_tiles(dtype.name, raw, dtype.block)
     assert packed.size == matrix_bytes(dtype.name, n, k) and packed.size % 256 == 0
-    found = unpack_tiles(dtype.name, packed, n, k)
+    found = unpack_tiles(dtype.name, packed, n, k, dtype.block)
     assert raw.codes is not None and found.codes is not None
     np.testing.assert_array_equal(found.codes, raw.codes)
     by_group = BlockFormat(dtype.name, dtype.code, (1, 32), dtype.scale)
@@ -71,7 +71,7 @@ def decode(out, codes, scales, PAIRS: tl.constexpr):
             some = tl.load(codes + group * 1024 + rows * 16 + tl.arange(0, 16)[None, :])
             code = tw_pair_codes(some, 64)
         else:
-            code = tl.load(codes + rows * 128 + group * 32 + at)
+            code = tw_part_codes(tl.load(codes + tw_part_place(rows, group * 32 + at)), 64)
         value = code.to(tl.float32) * tw_group_scale(words, group)[:, None]
         tl.store(out + rows * 128 + group * 32 + at, value)
 """
@@ -114,7 +114,7 @@ def test_scales_out_of_range_are_refused_unless_they_scale_nothing() -> None:
         empty = codes.copy()
         empty[1, 16:] = 0x80  # zeros of both signs
         packed = pack_tiles(dtype.name, Unpacked(codes=empty, d=d), dtype.block)
-        found = unpack_tiles(dtype.name, packed, 3, 64)
+        found = unpack_tiles(dtype.name, packed, 3, 64, dtype.block)
         assert found.d is not None and found.d[1, 1] == 127
 
 
@@ -165,6 +165,6 @@ def test_a_stack_is_packed_matrix_by_matrix(stored: str) -> None:
         return
     assert packed.layout == "blocks16"
     assert size == matrix_bytes("fp4_e2m1", 24, 64) == packed_bytes(type_) // 5
-    found = unpack_tiles("fp4_e2m1", third, 24, 64)
+    found = unpack_tiles("fp4_e2m1", third, 24, 64, (1, 32))
     assert raw.codes is not None and found.codes is not None
     np.testing.assert_array_equal(found.codes, raw.codes)

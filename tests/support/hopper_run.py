@@ -4,6 +4,7 @@ hopper/tw_hopper.cuh, with a thread of this machine for each of a block's."""
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,38 +29,65 @@ HERE = Path(__file__).parent / "hopper"
 WORKSPACE = 64 << 20
 
 
+def build_library(
+    text: str, kernels: Mapping[str, int], parameters: str, folder: Path
+) -> ctypes.CDLL:
+    """Build a source's kernels, of so many threads a block, as `run_<name>(pointers, grid)`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, support in resolve("sm90")[1].support_sources().items():
+        if name.endswith(".cuh") and not (HERE / name).exists():
+            (folder / name).write_text(support)
+    (folder / "kernel.cu").write_text(text)
+    (folder / "main.cpp").write_text(_main(kernels, parameters))
+    library = folder / "kernel.so"
+    command = ["g++", "-std=c++20", "-O1", "-pthread", "-w", "-ffp-contract=off", "-shared",
+               "-fPIC", f"-I{HERE}", f"-I{folder}", str(folder / "main.cpp"), "-o",
+               str(library)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+    return ctypes.CDLL(str(library))
+
+
+def _main(kernels: Mapping[str, int], parameters: str) -> str:
+    lines = ['#include "tw_hopper.cuh"', '#include "kernel.cu"']
+    passed = []
+    for i, parameter in enumerate(parameters.split(", ")):
+        kind = parameter.rpartition(" ")[0]
+        passed.append(f"({kind})p[{i}]" if "*" in kind else f"(int)(intptr_t)p[{i}]")
+    for kernel, threads in kernels.items():
+        lines.append(
+            f'extern "C" void run_{kernel}(void** p, const int* grid) {{ '
+            f"run_grid(grid, {threads}, [=] {{ {kernel}({', '.join(passed)}); }}); }}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def run_part(
+    module: Any, launch: Mapping[str, Any], tensors: Sequence[torch.Tensor], ints: Sequence[int],
+    grid: Sequence[int],
+) -> None:
+    """Run the kernel that a Triton source has in CUDA; what is built lies beside the source."""
+    name = launch["kernel"]
+    found = re.search(rf"\b{name}\((.*)\) {{$", module.CUDA, re.MULTILINE)
+    assert found is not None, name
+    folder = Path(module.__file__).parent / module.__name__
+    if "PART" not in vars(module):
+        threads = {name: launch["num_warps"] * 32}
+        module.PART = build_library(module.CUDA, threads, found[1], folder)
+    passed = [*(t.data_ptr() for t in tensors), *ints]
+    array = (ctypes.c_void_p * len(passed))(*passed)
+    getattr(module.PART, f"run_{name}")(array, (ctypes.c_int * 3)(*grid))
+
+
 class HopperRun:
     """One compiled source; `run` takes operands by the names of the body."""
 
     def __init__(self, spec: KernelSpec, template: KernelTemplate, folder: Path) -> None:
         self._spec, self._variables = spec, TEXTS[template.path](spec)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in resolve("sm90")[1].support_sources().items():
-            if name.endswith(".cuh") and not (HERE / name).exists():
-                (folder / name).write_text(text)
-        (folder / "kernel.cu").write_text(emit(spec, template).text)
-        (folder / "main.cpp").write_text(self._main())
-        library = folder / "kernel.so"
-        command = ["g++", "-std=c++20", "-O1", "-pthread", "-w", "-ffp-contract=off", "-shared",
-                   "-fPIC", f"-I{HERE}", f"-I{folder}", str(folder / "main.cpp"), "-o",
-                   str(library)]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:2000]
-        self._library = ctypes.CDLL(str(library))
-
-    def _main(self) -> str:
-        lines = ['#include "tw_hopper.cuh"', '#include "kernel.cu"']
-        passed = []
-        for i, parameter in enumerate(self._variables["parameters"].split(", ")):
-            kind = parameter.rpartition(" ")[0]
-            passed.append(f"({kind})p[{i}]" if "*" in kind else f"(int)(intptr_t)p[{i}]")
-        for image in self._variables["images"]:
-            kernel, threads = image["kernel"], image["threads"]
-            lines.append(
-                f'extern "C" void run_{kernel}(void** p, const int* grid) {{ '
-                f"run_grid(grid, {threads}, [=] {{ {kernel}({', '.join(passed)}); }}); }}"
-            )
-        return "\n".join(lines) + "\n"
+        kernels = {i["kernel"]: i["threads"] for i in self._variables["images"]}
+        self._library = build_library(
+            emit(spec, template).text, kernels, self._variables["parameters"], folder
+        )
 
     def run(
         self, arrays: Mapping[str, NDArray[np.generic]], dims: Mapping[str, int]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from support.hopper_run import run_part
 from tilewright.runtime.artifact import evaluate
 from tilewright.targets.registry import resolve
 
@@ -138,5 +139,7 @@ def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, i
             size = _DTYPES[dtype].itemsize
             pointers.append(raw[: raw.numel() // size * size].view(_DTYPES[dtype]))
         grid = tuple(evaluate(g, ints) for g in launch["grid"])
-        if all(grid):
+        if all(grid) and "shared" in launch:
+            run_part(module, launch, pointers, [ints[n] for n in launch["ints"]], grid)
+        elif all(grid):
             launch["kernel"][grid](*pointers, *(ints[n] for n in launch["ints"]))

@@ -64,7 +64,7 @@ def test_schedules_are_many_and_numerics_are_theirs_all(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "segments", "length"),
-    [("fp8", 8, 768), ("fp8 128", 4, 1024), ("bf16 wide", 1, 4096), ("q4_1", 8, 512),
+    [("fp8", 8, 768), ("fp8 128", 1, 4096), ("bf16 wide", 1, 4096), ("q4_1", 8, 512),
      ("f32", 64, 512), ("experts", 1, 5120),
      ("experts w2", 1, 2304), ("groups", 4, 1024), ("groups bf16", 1, 256)],
 )  # fmt: skip
@@ -76,8 +76,8 @@ def test_segments_are_as_many_as_fill_the_chip(name: str, segments: int, length:
 
 
 def test_products_of_codes_have_an_atom_of_their_own() -> None:
-    """Where rows are coded as well, and all weights of one launch are; experts of SM90 multiply
-    what their codes stand for."""
+    """Where rows are coded as well, and all weights of one launch are; on SM90 where a scale is
+    for 128 values of k, else what codes stand for is multiplied."""
     found = {
         (target, name): (n.atom, n.chunk, n.scale_order)
         for target in TARGETS
@@ -85,8 +85,7 @@ def test_products_of_codes_have_an_atom_of_their_own() -> None:
         for n in [specs(name, target, 1)[0].numerics]
     }
     values = ("mma", 0, "dequantise")
-    assert found["sm90", "fp8"] == ("wgmma_e4m3", 32, "factored")
-    assert found["sm90", "experts"] == values
+    assert found["sm90", "fp8"] == found["sm90", "experts"] == values
     assert found["sm100", "experts"] == ("mx", 0, "factored")
     assert found["sm90", "fp8 128"] == ("wgmma_e4m3", 128, "factored")
     assert found["sm100", "fp8"] == found["sm100", "fp8 128"] == ("mx", 0, "factored")
@@ -96,13 +95,21 @@ def test_products_of_codes_have_an_atom_of_their_own() -> None:
 
 def test_many_rows_come_by_the_copy_engine_where_tiles_fit() -> None:
     for name, rows, wanted in (
-        ("fp8", 4096, 1), ("fp8", 1, 2), ("bf16 wide", 4096, 1), ("bf16", 4096, 0),
-        ("experts", 4096, 0), ("groups", 4096, 0),
+        ("fp8 128", 4096, 1), ("fp8 128", 1, 2), ("bf16 wide", 4096, 1), ("bf16", 4096, 0),
+        ("experts", 4096, 0), ("groups", 4096, 0), ("fp8", 1, 0),
     ):  # fmt: skip
         first, *rest = specs(name, "sm90", rows)
         assert first.schedule.values.get("stream", 0) == wanted, (name, rows)
         streams = [s for s in (first, *rest) if s.schedule.values.get("stream")]
-        assert bool(streams) == (name in ("fp8", "bf16 wide"))
+        assert bool(streams) == (name in ("fp8 128", "bf16 wide"))
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp4", "groups", "q4_1"])
+def test_values_of_codes_are_multiplied_by_the_kernel_in_cuda(name: str) -> None:
+    """By one warp each for few rows, by groups of warps for many; on SM90 alone."""
+    few, many = (specs(name, "sm90", rows)[0].schedule.values.get("hopper") for rows in (1, 4096))
+    assert (few, many) == ((None, None) if name == "q4_1" else (1, 2))
+    assert all("hopper" not in s.schedule.values for s in specs(name, "sm100", 4096))
 
 
 def test_few_columns_run_their_segments_beside_each_other() -> None:
