@@ -71,7 +71,7 @@ def contract_schedules(
     few = meets <= _few_up_to(body, anchors)
     if first.op == "expert_linear":
         few = few and rows * slots <= _FEW_SLOTS
-    ordered = _tiles(body, anchors, numerics, meets, few=few)
+    ordered = _tiles(body, anchors, numerics, meets, cores, few=few)
     beside = few or _plain(body, anchors) or _leaves_cores(
         body, anchors, rows, ordered[0], cores
     )
@@ -194,7 +194,7 @@ def _few_up_to(body: Graph, anchors: list[Node]) -> int:
 
 
 def _tiles(
-    body: Graph, anchors: list[Node], numerics: Numerics, meets: int, *, few: bool
+    body: Graph, anchors: list[Node], numerics: Numerics, meets: int, cores: int, *, few: bool
 ) -> list[_Tile]:
     """Tiles for that many rows first, then the others."""
     formats = _formats(body, anchors)
@@ -221,7 +221,7 @@ def _tiles(
     else:
         # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
         wide: _Tile = (128, 128, 64, 8, 3)
-        leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide)
+        leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide, cores)
         found = [*([wide] if leads else []), *_MANY, *_FEW]
     sections = len(sections_of(body, anchors))
     return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= _SHARED]
