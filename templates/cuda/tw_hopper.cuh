@@ -200,16 +200,6 @@ TW_DEVICE void tw_copy16(uint32_t to, const void* from) {
 }
 TW_DEVICE void tw_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Bytes to shared memory, all multiples of 16: one arrival at the barrier when they are there.
-TW_DEVICE void tw_copy_bytes(uint32_t to, const void* from, uint32_t count, uint32_t barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
-               : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          to),
-      "l"(from), "r"(count), "r"(barrier)
-      : "memory");
-}
 TW_DEVICE void tw_prefetch(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }
@@ -228,6 +218,11 @@ TW_DEVICE void tw_bulk(uint32_t to, const void* from, uint32_t num_bytes, uint32
       "l"(from), "r"(num_bytes), "r"(barrier)
       : "memory");
 }
+// Both at once: one arrival at the barrier when the bytes are there.
+TW_DEVICE void tw_copy_bytes(uint32_t to, const void* from, uint32_t num_bytes, uint32_t barrier) {
+  tw_arrive_for(barrier, num_bytes);
+  tw_bulk(to, from, num_bytes, barrier);
+}
 // Arrives once all that this thread began to copy by tw_copy16 is there.
 TW_DEVICE void tw_arrive_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -239,11 +234,6 @@ TW_DEVICE void tw_copied_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-TW_DEVICE uint32_t tw_load4(uint32_t address) {
-  uint32_t x;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
-  return x;
-}
 // Four matrices of eight rows of 16 bytes; lane 8 i + r names row r of matrix i, and gets word
 // lane % 4 of row lane / 4 of each.
 TW_DEVICE void tw_matrices(uint32_t (&x)[4], uint32_t address) {

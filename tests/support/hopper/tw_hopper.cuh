@@ -274,7 +274,6 @@ TW_DEVICE void tw_wide(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
 }
 template <int kLeft, int kCount>
 TW_DEVICE void tw_unfinished(float (&)[kCount]) {}
-TW_DEVICE uint32_t tw_load4(uint32_t address) { uint32_t x; memcpy(&x, memory + address, 4); return x; }
 TW_DEVICE void tw_matrices(uint32_t (&x)[4], uint32_t address) {
   if (address % 16) abort();
   of_lanes[warp_id()][lane_id()] = address;
