@@ -105,8 +105,9 @@ def test_usage_errors(call: Call, arguments: list[str], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [([], "tilewright"), (["fly"], "tilewright"), (["generate"], "tilewright generate"),
-     (["generate", "a", "--top-q", "1"], "tilewright generate"), (["tune"], "tilewright tune"),
-     (["compile", "--fly"], "tilewright compile"), (["--loud"], "tilewright")],
+     (["generate", "a", "--top-q", "1"], "tilewright generate"),
+     (["tune", "--fly"], "tilewright tune"), (["compile", "--fly"], "tilewright compile"),
+     (["--loud"], "tilewright")],
 )  # fmt: skip
 def test_usage_errors_of_the_parser_say_where_help_is(
     call: Call, arguments: list[str], place: str

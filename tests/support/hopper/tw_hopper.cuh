@@ -54,7 +54,6 @@ static inline void meet_warp() { meet(100 + warp_id(), 32); }
 static inline void __syncwarp() { meet_warp(); }
 static inline void meet_group() { meet(200 + warp_id() / 4, 128); }
 static inline void __syncthreads() { meet(0, blockDim.x); }
-static inline void __syncwarp() { meet_warp(); }
 
 static uint32_t of_lanes[64][32];
 template <class T>
