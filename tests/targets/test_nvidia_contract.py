@@ -32,6 +32,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "experts w2": lambda: experts("fp4", n=5120, k=2304, shared=False, gated=False, count=384,
                                   slots=6),
     "experts fp8": lambda: experts("fp8", n=136, k=288, shared=True, gated=False),
+    "experts fp8 128": lambda: experts("fp8_128", n=256, k=640, shared=True, gated=False),
     "groups": lambda: groups("fp8", n=1024, k=4096, count=8),
     "groups bf16": lambda: groups("bf16", n=40, k=96),
 }  # fmt: skip
@@ -77,15 +78,18 @@ def test_segments_are_as_many_as_fill_the_chip(name: str, segments: int, length:
 
 def test_products_of_codes_have_an_atom_of_their_own() -> None:
     """Where rows are coded as well, and all weights of one launch are; on SM90 where a scale is
-    for 128 values of k, else what codes stand for is multiplied."""
+    for 128 values of k and not in experts, else what codes stand for is multiplied."""
     found = {
         (target, name): (n.atom, n.chunk, n.scale_order)
         for target in TARGETS
-        for name in ("fp8", "fp8 128", "experts", "mixed", "groups", "bf16")
+        for name in (
+            "fp8", "fp8 128", "experts", "experts fp8 128", "mixed", "groups", "bf16"
+        )
         for n in [specs(name, target, 1)[0].numerics]
     }
     values = ("mma", 0, "dequantise")
     assert found["sm90", "fp8"] == found["sm90", "experts"] == values
+    assert found["sm90", "experts fp8 128"] == values
     assert found["sm100", "experts"] == ("mx", 0, "factored")
     assert found["sm90", "fp8 128"] == ("wgmma_e4m3", 128, "factored")
     assert found["sm100", "fp8"] == found["sm100", "fp8 128"] == ("mx", 0, "factored")
@@ -183,7 +187,7 @@ def compiled(names: list[str], target_name: str, rows: list[int], count: int, fo
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", TARGETS)
 def test_experts_compile(name: str, tmp_path: Path) -> None:
-    compiled(["experts fp8"], name, [1], 1, tmp_path)
+    compiled(["experts fp8", "experts fp8 128"], name, [1], 1, tmp_path)
 
 
 @pytest.mark.cpu
