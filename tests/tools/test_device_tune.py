@@ -55,6 +55,12 @@ def export(call: Call, model: Path, folder: Path, *options: str) -> dict[str, An
     return found
 
 
+def of_configuration(templates: str, budget: int) -> tuple[str, ...]:
+    """Options that tune the small model's configuration in place of a model."""
+    path = Path(models.__file__).parent / "small" / "config.json"
+    return ("--config", str(path), "--templates", templates, "--budget", str(budget))
+
+
 def measured(
     cases: dict[str, Any], path: Path, change: Callable[[dict[str, Any]], None] = lambda row: None
 ) -> Path:
@@ -112,8 +118,7 @@ def test_kernels_of_some_templates_alone(
 def test_a_configuration_in_place_of_a_model(
     call: Call, tmp_path: Path, records: Path, unbuilt: list[str]
 ) -> None:
-    path = Path(models.__file__).parent / "small" / "config.json"
-    asked = ("--config", str(path), "--templates", "latent", "--budget", "2")
+    asked = of_configuration("latent", 2)
     done = call("tune", *ASKED, *asked, "--export", str(tmp_path / "out"))
     assert done.code == 0, done.err
     assert unbuilt and all(name.startswith("latent_") for name in unbuilt)
@@ -218,8 +223,7 @@ def test_rows_that_find_pages_are_not_measured(
     call: Call, tmp_path: Path, records: Path, unbuilt: list[str]
 ) -> None:
     """Random tables would point outside of random states."""
-    path = Path(models.__file__).parent / "small" / "config.json"
-    asked = ("--config", str(path), "--templates", "row", "--budget", "1")
+    asked = of_configuration("row", 1)
     done = call("tune", *ASKED, *asked, "--export", str(tmp_path / "out"))
     assert done.code == 0, done.err
     cases = json.loads((tmp_path / "out" / "cases.json").read_text())["cases"]
