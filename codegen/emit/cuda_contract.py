@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.codegen.arguments import int_names
-from tilewright.codegen.emit.cuda_latent import parameter
+from tilewright.codegen.emit.cuda_latent import parameters
 from tilewright.codegen.emit.cuda_sums import REGISTERS, block_bytes, epilogue
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_contract import contractions
@@ -14,7 +13,6 @@ from tilewright.codegen.emit.triton_host import (
     Launch,
     Pointer,
     host_text,
-    pointers,
     workspace_pointers,
 )
 from tilewright.codegen.emit.triton_route import num_blocks, num_slots, result_rows, route_parts
@@ -46,7 +44,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     n, format = constant(first.type.shape[-1]), body.type_of(first.inputs[1]).dtype.name
     shared = {"contract": shared_bytes(body, spec.schedule)}
     return {
-        "parameters": _parameters(spec, work),
+        "parameters": parameters(spec, work),
         "weights": [_weight(body, a) for a in anchors],
         "activation": first.inputs[0],
         "bits": TILE_BITS[format],
@@ -133,12 +131,6 @@ def _launches(
 
 def _warps(schedule: Mapping[str, int]) -> int:
     return schedule["wide"] * 4 + 4 if schedule["wide"] else 5
-
-
-def _parameters(spec: KernelSpec, work: Sequence[Pointer]) -> str:
-    written = {value for _, value in spec.body.outputs} | {p.name for p in work}
-    found = [parameter(p, p.name in written) for p in (*pointers(spec), *work)]
-    return ", ".join([*found, *(f"int {name}" for name in int_names(spec.body))])
 
 
 def _slotted(body: Graph, anchors: Sequence[Node]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def latent(spec: KernelSpec) -> Mapping[str, Any]:
     launches, scratch = _launches(anchor, units, split)
     threads = {"combine": COMBINE_THREADS}
     return {
-        "parameters": _parameters(spec, launches[0]),
+        "parameters": parameters(spec, launches[0].pointers),
         "split": split,
         "together": _together(anchor, split),
         "heads": constant(anchor.type.shape[1]),
@@ -164,10 +164,10 @@ def _together(anchor: Node, split: int) -> int:
     return 2 if split == 1 and constant(anchor.type.shape[1]) % (2 * HEADS) == 0 else 1
 
 
-def _parameters(spec: KernelSpec, launch: Launch) -> str:
+def parameters(spec: KernelSpec, work: Sequence[Pointer]) -> str:
     """Return the parameters of every kernel: what the body writes, then what it reads."""
-    written = {value for _, value in spec.body.outputs} | {p.name for p in launch.pointers}
-    found = [parameter(p, p.name in written) for p in (*pointers(spec), *launch.pointers)]
+    written = {value for _, value in spec.body.outputs} | {p.name for p in work}
+    found = [parameter(p, p.name in written) for p in (*pointers(spec), *work)]
     return ", ".join([*found, *(f"int {name}" for name in int_names(spec.body))])
 
 

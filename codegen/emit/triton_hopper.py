@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.codegen.arguments import int_names
 from tilewright.codegen.emit.cpp import environment
-from tilewright.codegen.emit.cuda_latent import parameter
+from tilewright.codegen.emit.cuda_latent import parameters
 from tilewright.codegen.emit.cuda_sums import REGISTERS, block_bytes, epilogue, refuses_epilogue
 from tilewright.codegen.emit.shapes import constant
-from tilewright.codegen.emit.triton_host import Launch, Pointer, pointers
+from tilewright.codegen.emit.triton_host import Launch, Pointer
 from tilewright.codegen.emit.triton_route import num_slots
 from tilewright.codegen.numerics import segment_length
 from tilewright.codegen.pack_tiles import SPAN, TILE_BITS, TILE_ROWS, lies_in_parts
@@ -90,7 +89,7 @@ def hopper_source(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
     value = anchors[0].inputs[0]
     k, bits = constant(body.type_of(value).shape[-1]), _bits(body, anchors)
     text = environment().get_template("cuda/linear.cu.j2").render(
-        parameters=_parameters(spec, work),
+        parameters=parameters(spec, work),
         activation="activation" if value in body.node else value,
         num_rows=to_json(anchors[0].type.shape[0]),
         slots=num_slots(anchors[0]),
@@ -114,12 +113,6 @@ def hopper_source(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
 
 def _bits(body: Graph, anchors: Sequence[Node]) -> int:
     return TILE_BITS[body.type_of(anchors[0].inputs[1]).dtype.name]
-
-
-def _parameters(spec: KernelSpec, work: tuple[Pointer, ...]) -> str:
-    written = {value for _, value in spec.body.outputs} | {p.name for p in work}
-    found = [parameter(p, p.name in written) for p in (*pointers(spec), *work)]
-    return ", ".join([*found, *(f"int {name}" for name in int_names(spec.body))])
 
 
 def _units(spec: KernelSpec, anchors: Sequence[Node]) -> list[Mapping[str, Any]]:
