@@ -22,9 +22,9 @@ pytestmark = pytest.mark.cpu
 COUNT, SLOTS = 5, 3
 TARGET = resolve("sm90")[0]
 SCHEDULES = {
-    "led": Schedule.of(bm=8, stages=3, blocks=2, wide=0, listed=0),
-    "listed": Schedule.of(bm=16, stages=2, blocks=2, wide=0, listed=1),
-    "wide": Schedule.of(bm=64, stages=4, blocks=1, wide=2, listed=1),
+    "led": Schedule.of(bm=8, stages=3, blocks=2, wide=0, each=1, listed=0),
+    "listed": Schedule.of(bm=16, stages=2, blocks=2, wide=0, each=1, listed=1),
+    "wide": Schedule.of(bm=64, stages=3, blocks=1, wide=2, each=2, listed=1),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tilewright.codegen.pack import WOVEN
 from tilewright.codegen.pack_tiles import matrix_bytes, scales_at
 from tilewright.graph.types import BlockFormat, DType, ElementType, element_type
 from tilewright.runtime.artifact import ROW_MAJOR, StateRecord, WeightRecord
@@ -23,7 +24,7 @@ def fill_weight(record: WeightRecord, memory: torch.Tensor, seed: int) -> None:
     torch.manual_seed(seed)
     format_ = element_type(record.format)
     spread = _log2_root(record.shape[-1]) if len(record.shape) > 1 else 0
-    if record.layout == "blocks16" and isinstance(format_, BlockFormat):
+    if record.layout in ("blocks16", WOVEN) and isinstance(format_, BlockFormat):
         _fill_tiles(record, format_, memory, spread)
     elif isinstance(format_, BlockFormat):
         fill_rows(format_, record.shape[-1], memory, 0)
