@@ -1,12 +1,14 @@
 """Tiles of fp4 codes (pack_tiles.py) for kernels that decode them in registers, and back.
 
-Codes of one word become four pairs of bf16 fields, sign at bit 15 and exponent and mantissa at bits
-8 to 6 of a half. Bits of two words, of neighbouring groups of 32 values of k of a row, are placed so
+Codes of one word become four pairs of bf16 fields, sign at bit 15, exponent and mantissa at bits 8
+to 6 of a half. Bits of two words, of neighbouring groups of 32 values of k of a row, are placed so
 that a shift and a mask of a word give a pair; each has one pair whose bits are in both words.
+Bytes of scales are 120 more, modulo 256: fields are values times 2^-126, results times 2^-6.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,11 @@ from tilewright.codegen.pack_tiles import PART, TILE_ROWS, scales_at
 
 _FORMAT = "fp4_e2m1"
 _NIBBLES = (0, 2, 1, 3)  # of each half, in the order of the pairs
+SCALE_STEP = 120
 _KEPT = np.uint32(0x0C180C18)  # bits of the pairs in both words that lie in the first
-Words = NDArray[np.uint32]
+Words = NDArray[Any]  # uint32
 Bytes = NDArray[np.uint8]
+Change = Callable[[Words, Words], tuple[Words, Words]]
 
 
 def is_woven(name: str) -> bool:
@@ -28,21 +32,21 @@ def is_woven(name: str) -> bool:
 
 def weave(packed: Bytes, n: int, k: int) -> Bytes:
     """Return one packed [n, k] matrix with its codes woven."""
-    return _replaced(packed, n, k, _woven)
+    return _replaced(packed, n, k, _woven, SCALE_STEP)
 
 
 def unweave(packed: Bytes, n: int, k: int) -> Bytes:
     """Invert `weave`."""
-    return _replaced(packed, n, k, _straight)
+    return _replaced(packed, n, k, _straight, 256 - SCALE_STEP)
 
 
-def _replaced(packed: Bytes, n: int, k: int, change: Any) -> Bytes:
+def _replaced(packed: Bytes, n: int, k: int, change: Change, step: int) -> Bytes:
     """Words of parts of 16 bytes, two by two: [tiles, 2, 2, rows * words]."""
     start = scales_at(_FORMAT, n, k)
     words = packed[:start].view("<u4").reshape(-1, 2, 2, TILE_ROWS * PART // 4)
     first, second = change(words[:, :, 0], words[:, :, 1])
     codes = np.stack((first, second), 2).reshape(-1).view(np.uint8)
-    return np.concatenate((codes, packed[start:]))
+    return np.concatenate((codes, packed[start:] + np.uint8(step)))
 
 
 def _woven(x: Words, y: Words) -> tuple[Words, Words]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.emit.triton_contract import contractions
 from tilewright.codegen.pack_ascend import unpack_coded, unpack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, unpack_panels
 from tilewright.codegen.pack_gpu import lies_as_rows, unpack_blocks
@@ -43,7 +44,8 @@ def weight_values(
         return None
     type_ = body.type_of(name)
     if packing == "hopper":
-        packing = "gpu" if accepts_hopper(body) else "woven"
+        taken = contractions(body) and not accepts_hopper(body)
+        packing = "woven" if taken else "gpu"
     quantised, tiles = isinstance(type_.dtype, BlockFormat), packing in ("gpu", "woven")
     if not (quantised if tiles else name in matrix_weights(body)):
         return None

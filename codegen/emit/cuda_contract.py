@@ -23,7 +23,7 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import DimJson
 from tilewright.graph.ops import Kind, op_def
 
-INSTANCES = (32, 48, 64, 80, 96, 112, 128, 160, 192)  # columns of a product of many rows
+INSTANCES = (16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128)  # columns of a product of many rows
 _ROUTE_BYTES = 32 * 4
 
 
@@ -58,7 +58,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "blocks": schedule["blocks"],
         "wide": schedule["wide"],
         "each": schedule["each"],
-        "registers": REGISTERS[1],
+        "registers": REGISTERS.get((schedule["wide"], schedule["blocks"])),
         "instances": [i for i in INSTANCES if i <= schedule["bm"]],
         "route": _route(body, first, schedule),
         "slots": num_slots(first),
@@ -125,7 +125,7 @@ def _launches(
     matrices = constant(body.type_of(first.inputs[1]).shape[0])
     blocks: DimJson = ["mul", num_blocks(body, first, schedule), _panels(spec, anchors)]
     if schedule["wide"]:
-        blocks = ["min", blocks, MULTIPROCESSORS]
+        blocks = ["min", blocks, MULTIPROCESSORS * schedule["blocks"]]
     found = []
     if schedule["listed"]:
         found = [

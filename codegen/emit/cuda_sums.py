@@ -15,9 +15,9 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
 
 _SCALE_BYTES = 256  # of a tile
-# Of a thread that multiplies and of one that brings, of three groups of warps, by the blocks of a
-# core: together as many as the assembler gives a block of them.
-REGISTERS = {1: (232, 40), 2: (104, 32)}
+# Of a thread that multiplies and of one that brings, by the groups that multiply and the blocks of
+# a core: together as many as the assembler gives a block of them.
+REGISTERS = {(2, 1): (232, 40), (2, 2): (104, 32), (3, 1): (152, 56), (4, 1): (112, 32)}
 # C texts of an element, and of one that is stored, by the type in memory.
 _LOADS = {"f32": "{0}", "bf16": "__int_as_float((int){0} << 16)"}
 _STORES = {"f32": "{0}", "bf16": "(unsigned short)tw_pack({0}, 0.0f)"}

@@ -70,7 +70,7 @@ def fits(body: Graph, anchors: Sequence[Node], schedule: Mapping[str, int]) -> b
     if schedule["hopper"] >= WIDE:
         columns = schedule["hopper"] * schedule["each"] * TILE_ROWS
         grouped = anchors[0].op == "grouped_linear"
-        if schedule["each"] % met or (grouped and constant(anchors[0].type.shape[-1]) % columns):
+        if schedule["hopper"] * schedule["each"] % met or (grouped and constant(anchors[0].type.shape[-1]) % columns):
             return False
     return linear_bytes(body, anchors, schedule) <= SHARED_BYTES
 
@@ -115,7 +115,7 @@ def hopper_source(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
         blocks=schedule["blocks"],
         wide=schedule["hopper"] if schedule["hopper"] >= WIDE else 0,
         each=schedule["each"],
-        registers=REGISTERS[schedule["blocks"] if schedule["hopper"] >= WIDE else 1],
+        registers=REGISTERS.get((schedule["hopper"], schedule["blocks"])),
         segments=segments,
         segment_spans=segment_length(k, segments) // SPAN if segments > 1 else k // SPAN,
         split=bool(schedule["split"]),

@@ -52,7 +52,7 @@ def accepts_hopper(body: Graph) -> str | None:
 _FEW_OF_TWO = ((8, 4, 5), (8, 6, 3), (16, 5, 3), (32, 4, 2), (64, 3, 2))
 _FEW_OF_ONE = ((8, 8, 4), (8, 6, 5), (16, 6, 4), (32, 4, 4), (64, 4, 2))
 # Groups of warps; tiles of each; rows; stages.
-_WIDE = ((2, 2, 128, 4), (2, 2, 96, 5), (2, 2, 64, 6))
+_WIDE = ((4, 1, 96, 5), (2, 4, 80, 4), (3, 2, 96, 4))
 
 
 def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:

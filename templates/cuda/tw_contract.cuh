@@ -16,7 +16,7 @@
 // Bits lie so that a shift and a mask give a pair.
 TW_DEVICE void tw_woven_pairs(uint32_t x, uint32_t y, uint32_t scale_x, uint32_t scale_y,
                               uint32_t (&of_x)[4], uint32_t (&of_y)[4]) {
-  const uint32_t both = (x & TW_KEPT) | ((y << 2) & ~TW_KEPT);
+  const uint32_t both = tw_choose<TW_KEPT>(x, y << 2);
   of_x[0] = tw_times((x << 6) & TW_FIELDS, scale_x);
   of_y[0] = tw_times((y << 6) & TW_FIELDS, scale_y);
   of_x[1] = tw_times(x & TW_FIELDS, scale_x);
@@ -27,9 +27,12 @@ TW_DEVICE void tw_woven_pairs(uint32_t x, uint32_t y, uint32_t scale_x, uint32_t
   of_y[3] = tw_times(__funnelshift_r(both, both, 4) & TW_FIELDS, scale_y);
 }
 
-// The power of two of one of a word's four ue8m0 bytes, times 2^120, in both halves.
+// The power of two of one of a word's four ue8m0 bytes, times 2^120, in both halves. Bytes beside
+// woven codes have those 120 already.
+template <int kBits>
 TW_DEVICE uint32_t tw_unit_scale(uint32_t word, int unit) {
-  return __byte_perm(word, 0, 0x4040 | unit * 0x101) * 128u + 0x3C003C00u;
+  const uint32_t byte = __byte_perm(word, 0, 0x4040 | unit * 0x101);
+  return kBits == 4 ? byte << 7 : byte * 128u + 0x3C003C00u;
 }
 
 // Codes of four values of k of a row in one word, even bytes those of the first pair.
@@ -38,14 +41,14 @@ TW_DEVICE void tw_byte_pairs(uint32_t x, uint32_t scale, uint32_t* pairs) {
   pairs[1] = tw_times((x & 0x80008000u) | ((x >> 4) & 0x07F007F0u), scale);
 }
 
-// Codes of sixteen rows of a tile, of half of a span: words of row lane / 4 and of the eighth after.
+// Codes of two times eight rows, `apart` bytes from each other, of half of a span: words of row
+// lane / 4 of both.
 template <int kBits>
-TW_DEVICE void tw_fetch_half(uint32_t (&x)[kBits / 4][4], uint32_t tile, int first_row, int half,
-                             int lane) {
+TW_DEVICE void tw_fetch_half(uint32_t (&x)[kBits / 4][4], uint32_t rows, int apart, int half, int lane) {
 #pragma unroll
   for (int i = 0; i < kBits / 4; ++i) {
-    const int part = (half * (kBits / 4) + i) * 2 + (lane >> 4), row = first_row + (lane & 15);
-    tw_matrices(x[i], tile + (part * 64 + row) * 16);
+    const int part = (half * (kBits / 4) + i) * 2 + (lane >> 4);
+    tw_matrices(x[i], rows + part * 1024 + (lane & 7) * 16 + (lane >> 3 & 1) * apart);
   }
 }
 
@@ -55,8 +58,8 @@ TW_DEVICE void tw_decode_half(uint32_t (&a)[4][4], const uint32_t (&x)[kBits / 4
                               const uint32_t (&scales)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {  // of lane / 4, and the eighth after
-    const uint32_t first = tw_unit_scale(scales[row], half * 2);
-    const uint32_t second = tw_unit_scale(scales[row], half * 2 + 1);
+    const uint32_t first = tw_unit_scale<kBits>(scales[row], half * 2);
+    const uint32_t second = tw_unit_scale<kBits>(scales[row], half * 2 + 1);
     uint32_t pairs[2][4];
     if constexpr (kBits == 4) {
       tw_woven_pairs(x[0][row], x[0][2 + row], first, second, pairs[0], pairs[1]);
@@ -181,7 +184,7 @@ TW_DEVICE void tw_few_sums(float (&sums)[kWeights][kRows / 8][4], uint32_t base,
 #pragma unroll
       for (int w = 0; w < kWeights; ++w) {
         uint32_t x[kBits / 4][4];
-        tw_fetch_half<kBits>(x, at + w * stage::tile_bytes, warp * 16, half, lane);
+        tw_fetch_half<kBits>(x, at + w * stage::tile_bytes + warp * 256, 128, half, lane);
         tw_decode_half<kBits>(a[w], x, half, scales[w]);
       }
 #pragma unroll
@@ -241,47 +244,87 @@ TW_DEVICE void tw_wide_bring(const tw_operands<kTiles>& of, const int64_t (&tile
   }
 }
 
-// Sums of so many spans, which are brought after `before` others; a group of warps takes kEach tiles.
-// Half a span of a tile is decoded into one set of registers while the one before, in another, is
-// multiplied.
-template <int kGroups, int kEach, int kColumns, int kBits, int kRows, int kStages>
+// Sums of so many spans, which are brought after `before` others; a group of warps takes kEach times 64
+// rows of tiles: a tile, or where two weights meet, half of a tile of each, whose rows take turns
+// by eight, so that sums that meet are one thread's. With two sets of registers half a span is
+// decoded into one while the half before, in the other, is multiplied.
+template <int kGroups, int kEach, int kMet, int kColumns, int kBits, int kRows, int kStages>
 TW_DEVICE void tw_wide_sums(float (&sums)[kEach][kColumns / 2], uint32_t base, uint32_t full, int before,
                             int spans, int group, int warp, int lane) {
   typedef tw_stage<kGroups * kEach, kBits, kRows, 1024> stage;
+  constexpr int sets = kGroups > 2 || kEach > 2 ? 1 : 2, code_step = kMet == 1 ? 128 : stage::tile_bytes;
+  constexpr int scale_step = kMet == 1 ? 32 : stage::tile_bytes;
   const uint32_t empty = full + 8 * kStages;
 #pragma unroll
   for (int i = 0; i < kEach * kColumns / 2; ++i) sums[i / (kColumns / 2)][i % (kColumns / 2)] = 0.0f;
-  uint32_t a[2][4][4];
+  uint32_t a[sets][4][4], x[kBits / 4][4], tile[kEach];
+  int row[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int unit = group * kEach + i;
+    tile[i] = base + unit / kMet * kMet * stage::tile_bytes;
+    row[i] = kMet == 1 ? warp * 16 : unit % 2 * 32 + warp * 8;
+  }
 #pragma unroll 1
   for (int span = before; span < before + spans; ++span) {
-    const int s = span % kStages;
-    const uint32_t at = base + s * stage::num_bytes, tile = at + group * kEach * stage::tile_bytes;
+    const int s = span % kStages, at = s * stage::num_bytes;
     tw_wait(full + 8 * s, (span / kStages) & 1);
     tw_publish();  // rows were stored one by one
     uint32_t scales[kEach][2];
 #pragma unroll
     for (int i = 0; i < 2 * kEach; ++i) {
-      const uint32_t mine = tile + i / 2 * stage::tile_bytes + stage::code_bytes;
-      scales[i / 2][i % 2] = tw_load4(mine + (warp * 16 + (lane >> 2) + i % 2 * 8) * 4);
+      const uint32_t first = tile[i / 2] + at + stage::code_bytes + (row[i / 2] + (lane >> 2)) * 4;
+      scales[i / 2][i % 2] = tw_load4(first + i % 2 * scale_step);
     }
+    tw_fetch_half<kBits>(x, tile[0] + at + row[0] * 16, code_step, 0, lane);
 #pragma unroll
     for (int i = 0; i < 2 * kEach; ++i) {
-      const int half = i / kEach, each = i % kEach;
-      const uint32_t mine = tile + each * stage::tile_bytes;
-      uint32_t x[kBits / 4][4];
-      tw_fetch_half<kBits>(x, mine, warp * 16, half, lane);
-      tw_decode_half<kBits>(a[i & 1], x, half, scales[each]);
-      const uint64_t rows = tw_tile(at + stage::rows_at + half * stage::half_bytes, 16);
+      const int half = i / kEach, each = i % kEach, next = (i + 1) % kEach;
+      tw_decode_half<kBits>(a[i % sets], x, half, scales[each]);
+      const uint64_t rows = tw_tile(base + at + stage::rows_at + half * stage::half_bytes, 16);
       tw_fence_registers();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) tw_wide(sums[each], a[i & 1][k], tw_tile_at(rows, k * 32));
+      for (int k = 0; k < 4; ++k) tw_wide(sums[each], a[i % sets][k], tw_tile_at(rows, k * 32));
       tw_commit();
+      if (i + 1 < 2 * kEach) {
+        tw_fetch_half<kBits>(x, tile[next] + at + row[next] * 16, code_step, (i + 1) / kEach, lane);
+      }
       // What was begun before is done: its registers are free, and after the first one its stage.
-      tw_unfinished<1>(sums[kEach - 1 - each]);
+      tw_unfinished<sets - 1>(sums[sets == 1 ? each : (each + kEach - 1) % kEach]);
       if (i == 0 && span > before && lane == 0) tw_arrive(empty + 8 * ((span - 1) % kStages));
     }
   }
 #pragma unroll
   for (int each = 0; each < kEach; ++each) tw_unfinished<0>(sums[each]);
   if (spans > 0 && lane == 0) tw_arrive(empty + 8 * ((before + spans - 1) % kStages));
+}
+
+// Gives sums of tiles to finish(row of x, column, sum of each weight): `units` counts 64 rows of
+// tiles of all groups before this group's.
+template <int kEach, int kColumns, class Finish>
+TW_DEVICE void tw_wide_finish(const float (&sums)[kEach][kColumns], int units, int warp, int lane,
+                              const Finish& finish) {
+#pragma unroll
+  for (int each = 0; each < kEach; ++each) {
+    const int col = (units + each) * 64 + warp * 16 + (lane >> 2);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      finish((lane & 3) * 2 + (i >> 2) * 8 + (i & 1), col + (i >> 1 & 1) * 8, sums[each][i]);
+    }
+  }
+}
+template <int kEach, int kColumns, class Finish>
+TW_DEVICE void tw_wide_finish_met(const float (&sums)[kEach][kColumns], int units, int warp, int lane,
+                                  const Finish& finish) {
+#pragma unroll
+  for (int each = 0; each < kEach; ++each) {
+    const int col = (units + each) * 32 + warp * 8 + (lane >> 2);
+#pragma unroll
+    for (int i = 0; i < kColumns; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        finish((lane & 3) * 2 + (i >> 2) * 8 + j, col, sums[each][i + j], sums[each][i + 2 + j]);
+      }
+    }
+  }
 }

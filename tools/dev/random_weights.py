@@ -11,6 +11,7 @@ import torch
 
 from tilewright.codegen.pack import WOVEN
 from tilewright.codegen.pack_tiles import matrix_bytes, scales_at
+from tilewright.codegen.pack_woven import SCALE_STEP
 from tilewright.graph.types import BlockFormat, DType, ElementType, element_type
 from tilewright.runtime.artifact import ROW_MAJOR, StateRecord, WeightRecord
 from tilewright.runtime.devices.memory import TYPES
@@ -55,7 +56,8 @@ def _fill_tiles(
     at = scales_at(name, n, k)
     if name == "fp8_e4m3":
         matrices[:, :at].bitwise_and_(0xFE)  # even codes: none is a NaN
-    matrices[:, at:] = 127 - spread - _CODES_RMS[name]
+    step = SCALE_STEP if record.layout == WOVEN else 0
+    matrices[:, at:] = 127 + step - spread - _CODES_RMS[name]
 
 
 def fill_rows(format_: BlockFormat, width: int, memory: torch.Tensor, spread: int) -> None:

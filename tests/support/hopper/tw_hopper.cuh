@@ -321,6 +321,8 @@ TW_DEVICE uint32_t tw_permute(uint32_t a, uint32_t b, uint32_t which) {
   }
   return found;
 }
+template <uint32_t kMask>
+TW_DEVICE uint32_t tw_choose(uint32_t a, uint32_t b) { return (a & kMask) | (b & ~kMask); }
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
   return tw_pack(of_bf16(a & 0xFFFF) * of_bf16(b & 0xFFFF), of_bf16(a >> 16) * of_bf16(b >> 16));
 }
