@@ -3,7 +3,8 @@
 Codes of one word become four pairs of bf16 fields, sign at bit 15, exponent and mantissa at bits 8
 to 6 of a half. Bits of two words, of neighbouring groups of 32 values of k of a row, are placed so
 that a shift and a mask of a word give a pair; each has one pair whose bits are in both words.
-Bytes of scales are 120 more, modulo 256: fields are values times 2^-126, results times 2^-6.
+Each tile has its scales behind it, 120 more, modulo 256: fields are values times 2^-126, what they
+give times 2^-6.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.codegen.pack_tiles import PART, TILE_ROWS, scales_at
+from tilewright.codegen.pack_tiles import PART, SPAN, TILE_BITS, TILE_ROWS, scales_at
 
 _FORMAT = "fp4_e2m1"
 _NIBBLES = (0, 2, 1, 3)  # of each half, in the order of the pairs
 SCALE_STEP = 120
+CODE_BYTES = TILE_ROWS * SPAN * TILE_BITS[_FORMAT] // 8  # of a tile
 _KEPT = np.uint32(0x0C180C18)  # bits of the pairs in both words that lie in the first
 Words = NDArray[Any]  # uint32
 Bytes = NDArray[np.uint8]
@@ -32,21 +34,24 @@ def is_woven(name: str) -> bool:
 
 def weave(packed: Bytes, n: int, k: int) -> Bytes:
     """Return one packed [n, k] matrix with its codes woven."""
-    return _replaced(packed, n, k, _woven, SCALE_STEP)
+    start = scales_at(_FORMAT, n, k)
+    codes, scales = packed[:start].reshape(-1, CODE_BYTES), packed[start:]
+    scales = scales.reshape(len(codes), -1) + np.uint8(SCALE_STEP)
+    return np.concatenate((_replaced(codes, _woven), scales), 1).reshape(-1)
 
 
 def unweave(packed: Bytes, n: int, k: int) -> Bytes:
     """Invert `weave`."""
-    return _replaced(packed, n, k, _straight, 256 - SCALE_STEP)
+    tiles = packed.reshape(scales_at(_FORMAT, n, k) // CODE_BYTES, -1)
+    codes, scales = tiles[:, :CODE_BYTES], tiles[:, CODE_BYTES:] - np.uint8(SCALE_STEP)
+    return np.concatenate((_replaced(codes, _straight).reshape(-1), scales.reshape(-1)))
 
 
-def _replaced(packed: Bytes, n: int, k: int, change: Change, step: int) -> Bytes:
-    """Words of parts of 16 bytes, two by two: [tiles, 2, 2, rows * words]."""
-    start = scales_at(_FORMAT, n, k)
-    words = packed[:start].view("<u4").reshape(-1, 2, 2, TILE_ROWS * PART // 4)
+def _replaced(codes: Bytes, change: Change) -> Bytes:
+    """Change words of parts of 16 bytes, two by two: [tiles, 2, 2, rows * words]."""
+    words = np.ascontiguousarray(codes).view("<u4").reshape(-1, 2, 2, TILE_ROWS * PART // 4)
     first, second = change(words[:, :, 0], words[:, :, 1])
-    codes = np.stack((first, second), 2).reshape(-1).view(np.uint8)
-    return np.concatenate((codes, packed[start:] + np.uint8(step)))
+    return np.stack((first, second), 2).view(np.uint8).reshape(codes.shape)
 
 
 def _woven(x: Words, y: Words) -> tuple[Words, Words]:

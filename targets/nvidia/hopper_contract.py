@@ -51,8 +51,8 @@ def accepts_hopper(body: Graph) -> str | None:
 # Rows of a block; stages; blocks of a core at least. What measured best for as many rows first.
 _FEW_OF_TWO = ((8, 4, 5), (8, 6, 3), (16, 5, 3), (32, 4, 2), (64, 3, 2))
 _FEW_OF_ONE = ((8, 8, 4), (8, 6, 5), (16, 6, 4), (32, 4, 4), (64, 4, 2))
-# Groups of warps; tiles of each; rows; stages.
-_WIDE = ((4, 1, 96, 5), (2, 4, 80, 4), (3, 2, 96, 4))
+# Groups of warps; tiles of each; rows; stages: of many rows, then of fewer.
+_WIDE = ((4, 1, 96, 5), (3, 2, 96, 4), (2, 4, 80, 4))
 
 
 def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
@@ -72,7 +72,7 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     ]
     wide = [
         Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, each=each, listed=1)
-        for groups, each, bm, stages in sorted(_WIDE, key=lambda f: (f[2] < meets * 1.2, f[2]))
+        for groups, each, bm, stages in (_WIDE if meets >= 40 else _WIDE[::-1])
     ]
     found = few + wide if meets < 24 else wide + few
     return tuple(s for s in found if shared_bytes(body, s) <= SHARED_BYTES)
@@ -92,7 +92,7 @@ def hopper_scratch(
 _LINEAR = (
     (1, 1, 8, 6, 3), (1, 1, 8, 4, 5), (1, 1, 8, 8, 2), (1, 1, 16, 6, 2), (1, 1, 16, 4, 4),
     (1, 1, 32, 5, 2), (1, 1, 64, 4, 2), (2, 1, 192, 3, 1), (2, 1, 128, 4, 1), (2, 1, 96, 4, 1),
-    (2, 1, 64, 3, 2), (2, 1, 64, 6, 1), (2, 1, 32, 4, 2), (2, 1, 32, 6, 1), (2, 2, 64, 4, 1),
+    (3, 1, 64, 5, 1), (2, 1, 64, 3, 2), (2, 1, 64, 6, 1), (2, 1, 32, 4, 2), (2, 1, 32, 6, 1), (2, 2, 64, 4, 1),
     (2, 2, 96, 3, 1), (2, 2, 128, 3, 1),
 )  # fmt: skip
 _ON_ALL_CHIPS = contract_template(MULTIPROCESSORS)
@@ -119,14 +119,15 @@ def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     panels = sum(-(-math.prod(int(d) for d in a.type.shape[1:]) // TILE_ROWS) for a in anchors)
 
     def order(schedule: Schedule) -> tuple[int, ...]:
-        """Blocks that take all rows at once, the smallest first; of many rows the largest. Of few
-        rows, so many stages that a core's share of the blocks is there at once."""
+        """Blocks that take all rows at once, the smallest first; of many rows the largest. Where
+        they do not fill the chip more than once, so that it takes all of them at a time."""
         values = schedule.values
         wide, bm = values["hopper"] >= WIDE, values["bm"]
         waste = -(-rows // bm) * (bm + 48)
-        blocks = -(-rows // bm) * panels * (numerics.segments if values["split"] else 1)
-        at_once = MULTIPROCESSORS * (CORE_BYTES // (linear_bytes(body, anchors, values) + 1024))
-        waves = 0 if wide else -(-blocks // at_once)
+        tiles = values["hopper"] * values["each"]
+        blocks = -(-rows // bm) * -(-panels // tiles) * (numerics.segments if values["split"] else 1)
+        each = CORE_BYTES // (linear_bytes(body, anchors, values) + 1024)
+        waves = -(-blocks // (MULTIPROCESSORS * (values["blocks"] if wide else each)))
         return (splits.index(values["split"]), int(wide != (rows > 32)), waste, waves)
 
     return tuple(sorted(found, key=order))

@@ -89,6 +89,7 @@ struct tw_operands {
 // groups of warps want eight of them to lie at multiples of 1,024.
 template <int kWeights, int kBits, int kRows, int kAlign = 128>
 struct tw_stage {
+  static constexpr bool woven = kBits == 4;  // scales lie behind the codes of a tile
   static constexpr int code_bytes = 64 * TW_SPAN * kBits / 8;
   static constexpr int tile_bytes = code_bytes + TW_SCALE_BYTES;
   static constexpr int rows_at = (kWeights * tile_bytes + kAlign - 1) / kAlign * kAlign;
@@ -96,23 +97,29 @@ struct tw_stage {
   static constexpr int num_bytes = rows_at + 2 * half_bytes;
 };
 
-// Begins to bring a span as the `turn`-th of a ring of stages, once its stage is free: the weights'
-// tiles, by the one thread that `sends`. Returns where the stage lies; rows come to `full` too.
+// Begins to bring a span as the `turn`-th of a ring of stages, once its stage is free: every `step`-th
+// of the weights' tiles from `first` on, if there is any. Returns where the stage lies; what comes
+// is counted at `full`.
 template <int kWeights, class Stage, int kStages>
 TW_DEVICE uint32_t tw_begin(const tw_operands<kWeights>& of, const int64_t (&tiles)[kWeights], int span,
-                            int turn, uint32_t base, uint32_t& full, bool sends) {
+                            int turn, uint32_t base, uint32_t& full, int first, int step) {
   const int s = turn % kStages;
   const uint32_t at = base + s * Stage::num_bytes;
   if (turn >= kStages) tw_wait(full + 8 * (kStages + s), (turn / kStages - 1) & 1);
   full += 8 * s;
-  if (!sends) return at;
-  tw_arrive_for(full, kWeights * Stage::tile_bytes);
+  if (first >= kWeights) return at;
+  tw_arrive_for(full, (kWeights - first + step - 1) / step * Stage::tile_bytes);
 #pragma unroll
   for (int w = 0; w < kWeights; ++w) {
+    if (w % step != first) continue;
     const int64_t tile = tiles[w] + span;
     const uint32_t to = at + w * Stage::tile_bytes;
-    tw_bulk(to, of.codes[w] + tile * Stage::code_bytes, Stage::code_bytes, full);
-    tw_bulk(to + Stage::code_bytes, of.scales[w] + tile * TW_SCALE_BYTES, TW_SCALE_BYTES, full);
+    if constexpr (Stage::woven) {
+      tw_bulk(to, of.codes[w] + tile * Stage::tile_bytes, Stage::tile_bytes, full);
+    } else {
+      tw_bulk(to, of.codes[w] + tile * Stage::code_bytes, Stage::code_bytes, full);
+      tw_bulk(to + Stage::code_bytes, of.scales[w] + tile * TW_SCALE_BYTES, TW_SCALE_BYTES, full);
+    }
   }
   return at;
 }
@@ -147,7 +154,7 @@ TW_DEVICE void tw_few_bring(const tw_operands<kWeights>& of, const int64_t (&til
   for (int i = 0; i < of.spans; ++i) {
     const int span = of.first + i;
     uint32_t arrived = full;
-    const uint32_t at = tw_begin<kWeights, stage, kStages>(of, tiles, span, i, base, arrived, lane == 0);
+    const uint32_t at = tw_begin<kWeights, stage, kStages>(of, tiles, span, i, base, arrived, lane == 0 ? 0 : kWeights, 1);
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kRows / 2; ++j) {
@@ -209,36 +216,30 @@ TW_DEVICE void tw_few_sums(float (&sums)[kWeights][kRows / 8][4], uint32_t base,
 }
 
 // Many rows: the last group of warps brings what the others multiply, kTiles tiles with all rows,
-// after `before` spans of other rows. `places`: of each row of x, in units of 16 bytes.
+// after `before` spans of other rows: each of its warps brings every fourth tile, 16 threads a row.
 template <int kTiles, int kBits, int kRows, int kSpans, int kStages>
-TW_DEVICE void tw_wide_bring(const tw_operands<kTiles>& of, const int64_t (&tiles)[kTiles],
-                             uint32_t* places, uint32_t base, uint32_t full, int before, int thread) {
+TW_DEVICE void tw_wide_bring(const tw_operands<kTiles>& of, const int64_t (&tiles)[kTiles], uint32_t base,
+                             uint32_t full, int before, int thread) {
   typedef tw_stage<kTiles, kBits, kRows, 1024> stage;
-  constexpr int together = 8;  // lines that are sent for at once
-  tw_meet<2, 128>();
-  for (int row = thread; row < of.count; row += 128) {
-    places[row] = (uint32_t)(of.rows[row] / of.share) * (kSpans * TW_SPAN * 2 / 16);
+  constexpr int lines = kRows / 8;  // of a thread; rows eight apart lie in the same place of their blocks
+  const int part = thread & 15, first = thread >> 4, left = (of.count - first + 7) >> 3;
+  uint32_t place[lines];  // in units of 16 bytes
+#pragma unroll
+  for (int i = 0; i < lines; ++i) {
+    const int row = i < left ? of.rows[first + 8 * i] / of.share : 0;
+    place[i] = (uint32_t)row * (kSpans * TW_SPAN * 2 / 16) + part;
   }
-  tw_meet<2, 128>();
-  const int part = thread & 15, first = thread >> 4;
+  const int tile = (thread & 31) == 0 ? thread >> 5 : kTiles;
 #pragma unroll 1
   for (int i = 0; i < of.spans; ++i) {
     const int span = of.first + i;
     uint32_t arrived = full;
-    const uint32_t at = tw_begin<kTiles, stage, kStages>(of, tiles, span, before + i, base, arrived, thread == 0);
-    const unsigned char* from = of.x + span * (TW_SPAN * 2) + part * 16;
-    // Rows eight apart lie in the same place of their blocks.
+    const uint32_t at = tw_begin<kTiles, stage, kStages>(of, tiles, span, before + i, base, arrived, tile, 4);
+    const unsigned char* from = of.x + span * (TW_SPAN * 2);
     const uint32_t to = at + stage::rows_at + tw_row_place(first, part, stage::half_bytes);
-#pragma unroll 1
-    for (int row = first; row < of.count; row += 8 * together) {
-      uint32_t place[together];
 #pragma unroll
-      for (int j = 0; j < together; ++j) place[j] = row + 8 * j < of.count ? places[row + 8 * j] : 0;
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const unsigned char* line = from + (uint64_t)place[j] * 16;
-        if (row + 8 * j < of.count) tw_copy16(to + (row - first + 8 * j) * 128, line);
-      }
+    for (int j = 0; j < lines; ++j) {
+      if (j < left) tw_copy16(to + j * 1024, from + (uint64_t)place[j] * 16);
     }
     tw_arrive_copied(arrived);
   }

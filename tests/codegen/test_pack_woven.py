@@ -12,8 +12,8 @@ from support.tiny import SETTINGS
 from support.weights import RandomWeights, draw_floats, float_values
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.pack import PACKINGS, WOVEN, pack_weights
-from tilewright.codegen.pack_tiles import TILE_ROWS, pack_tiles, scales_at
-from tilewright.codegen.pack_woven import SCALE_STEP, unweave, weave
+from tilewright.codegen.pack_tiles import TILE_ROWS, pack_tiles
+from tilewright.codegen.pack_woven import CODE_BYTES, SCALE_STEP, unweave, weave
 from tilewright.codegen.pipeline import lower
 from tilewright.codegen.plan import first_candidate, plan_groups
 from tilewright.graph.types import BlockFormat, TensorType, element_type
@@ -42,8 +42,7 @@ def test_pairs_are_fields_of_values() -> None:
     assert isinstance(FP4, BlockFormat)
     raw = draw_floats(np.random.default_rng(), FP4, (TILE_ROWS, 128))
     woven = weave(pack_tiles("fp4_e2m1", raw, FP4.block), TILE_ROWS, 128)
-    start = scales_at("fp4_e2m1", TILE_ROWS, 128)
-    words = woven[:start].view("<u4").reshape(2, 2, TILE_ROWS, 4)  # half, group of 32, row, word
+    words = woven[:CODE_BYTES].view("<u4").reshape(2, 2, TILE_ROWS, 4)  # half, group of 32, row, word
     x, y = words[:, 0], words[:, 1]
     both = x & np.uint32(0x0C180C18) | y << 2 & np.uint32(0xF3E7F3E7)
 
@@ -54,7 +53,7 @@ def test_pairs_are_fields_of_values() -> None:
         [w << 6, w, turned(w, 6), last]
         for w, last in ((x, both << 2), (y, turned(both, 4)))
     ]
-    scales = (woven[start:] - np.uint8(SCALE_STEP)).reshape(TILE_ROWS, 4).astype(int)
+    scales = (woven[CODE_BYTES:] - np.uint8(SCALE_STEP)).reshape(TILE_ROWS, 4).astype(int)
     want = float_values(raw, FP4)
     for unit in range(4):
         half, which = divmod(unit, 2)

@@ -11,7 +11,7 @@ import torch
 
 from tilewright.codegen.pack import WOVEN
 from tilewright.codegen.pack_tiles import matrix_bytes, scales_at
-from tilewright.codegen.pack_woven import SCALE_STEP
+from tilewright.codegen.pack_woven import CODE_BYTES, SCALE_STEP
 from tilewright.graph.types import BlockFormat, DType, ElementType, element_type
 from tilewright.runtime.artifact import ROW_MAJOR, StateRecord, WeightRecord
 from tilewright.runtime.devices.memory import TYPES
@@ -56,8 +56,12 @@ def _fill_tiles(
     at = scales_at(name, n, k)
     if name == "fp8_e4m3":
         matrices[:, :at].bitwise_and_(0xFE)  # even codes: none is a NaN
-    step = SCALE_STEP if record.layout == WOVEN else 0
-    matrices[:, at:] = 127 + step - spread - _CODES_RMS[name]
+    scale = 127 - spread - _CODES_RMS[name]
+    if record.layout == WOVEN:
+        tiles = memory.view(-1, CODE_BYTES * matrices.shape[1] // at)
+        tiles[:, CODE_BYTES:] = scale + SCALE_STEP
+    else:
+        matrices[:, at:] = scale
 
 
 def fill_rows(format_: BlockFormat, width: int, memory: torch.Tensor, spread: int) -> None:
