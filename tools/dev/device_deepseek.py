@@ -103,7 +103,8 @@ def check_logits(path: Path, expected: Path) -> Found:
         "tokens": len(same), "top1_agreement": agreement, "largest_error": max(errors),
         "median_error": float(np.median(errors)), "perplexity": perplexity, "apart": apart,
         "by_margin": {str(m): {"tokens": len(x), "same": int(x.sum())} for m, x in sure.items()},
-        "ok": sure[SURE_MARGIN].mean() >= SURE_AGREEMENT and agreement >= AGREEMENT and apart <= 0.005,
+        "ok": sure[SURE_MARGIN].mean() >= SURE_AGREEMENT
+        and agreement >= AGREEMENT and apart <= 0.005,
     }  # fmt: skip
 
 
