@@ -107,6 +107,8 @@ class Block {
   size_t queued = 0;
   int running = AIC;  // core whose program runs
   VectorRun* vector = nullptr;
+  LaneAccess lane;  // of the vector function that runs
+  int gm_tensor = -1;  // that was touched last
   Totals totals;
   std::vector<Event> events;
   std::vector<Where> sites;
@@ -132,6 +134,7 @@ class Block {
   bool touch_gm(uintptr_t address, uint64_t bytes, bool write);
   void simd_access(uint64_t offset, int bytes, const uint8_t* mask, const char* name);
   uint8_t* simd_bytes(uint64_t offset) { return ub[running].bytes + offset % kUsable[UB]; }
+  int tensor_at(uintptr_t address, uint64_t bytes);
   void raw_access(uintptr_t address, int bytes, bool write);
   Memory* memory_of(int place, int core);
   void ranges(Memory& memory, std::vector<Range>& out) const;

@@ -5,11 +5,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "tw_lanes.h"
 #include "tw_request.h"
 
 namespace tw {
 constexpr int kActors = 13;  // the pipes of one block's three cores
-constexpr int kCell = 32, kPageCells = 32, kPage = kCell * kPageCells;
+constexpr int kPageCells = 32, kPage = kCell * kPageCells;
 
 enum Core { AIC, AIV0, AIV1 };
 inline const char* core_name(int core) { return core == AIC ? "AIC" : core == AIV0 ? "AIV0" : "AIV1"; }
@@ -41,9 +42,8 @@ inline bool in_order(int actor) {
 
 constexpr int kSlots = 6;
 struct Cell {
-  uint32_t written;  // a bit per byte
   uint32_t writer_epoch, writer_site;
-  uint8_t writer, padding[3];
+  uint8_t writer, padding[7];
   uint32_t reader_epoch[kSlots], reader_site[kSlots];
 };
 static_assert(sizeof(Cell) == 64, "one cache line");
@@ -63,6 +63,9 @@ struct Memory {
   uint32_t usable = 0;
   uint8_t* bytes = nullptr;
   Cell* cells = nullptr;
+  LaneCell* lanes = nullptr;     // of UB, which threads touch
+  uint32_t* written = nullptr;   // of each cell, a bit per byte
+  uint32_t written_step = 1;     // of one cell to the next: in UB they lie in the cells of lanes
   uint32_t* page_launch = nullptr;
   int8_t slot[kActors];
   uint8_t actor[kSlots];
@@ -76,6 +79,12 @@ struct Memory {
     auto map = [&](size_t n) { return mmap(nullptr, n, PROT_READ | PROT_WRITE, flags, -1, 0); };
     bytes = (uint8_t*)map(size) + kGuard;
     cells = (Cell*)map(pages * kPageCells * sizeof(Cell));
+    if (place == UB) {
+      lanes = (LaneCell*)map(pages * kPageCells * sizeof(LaneCell));
+      written = &lanes->written, written_step = sizeof(LaneCell) / sizeof(uint32_t);
+    } else {
+      written = (uint32_t*)map(pages * kPageCells * sizeof(uint32_t));
+    }
     page_launch = (uint32_t*)map(pages * sizeof(uint32_t));
     memset(slot, -1, sizeof slot);
     memset(actor, 0, sizeof actor);
@@ -100,7 +109,10 @@ struct Memory {
     if (page_launch[page] == launch) return;
     page_launch[page] = launch;
     memset(bytes + (size_t)page * kPage, 0xff, kPage);
-    memset((void*)(cells + (size_t)page * kPageCells), 0, kPageCells * sizeof(Cell));
+    size_t first = (size_t)page * kPageCells;
+    memset((void*)(cells + first), 0, kPageCells * sizeof(Cell));
+    if (lanes) memset((void*)(lanes + first), 0, kPageCells * sizeof(LaneCell));
+    else memset(written + first, 0, kPageCells * sizeof(uint32_t));
   }
 };
 
