@@ -168,6 +168,9 @@ class Block {
   bool may_resume(const CoreState& core);
   void deadlock();
   bool ordered(int actor, uint32_t epoch_seen) const;
+  bool outside(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
+  bool unreachable(Memory& memory);
+  void unwritten(Memory& memory, uint32_t cell);
   void race(Memory& memory, uint32_t cell, uint32_t other, bool write, bool other_wrote);
   friend struct VectorRun;
 };

@@ -10,7 +10,7 @@
 
 namespace tw {
 constexpr int kActors = 13;  // the pipes of one block's three cores
-constexpr int kPageCells = 32, kPage = kCell * kPageCells;
+constexpr int kPageCells = 32, kPageLanes = lane_place(kPageCells), kPage = kCell * kPageCells;
 
 enum Core { AIC, AIV0, AIV1 };
 inline const char* core_name(int core) { return core == AIC ? "AIC" : core == AIV0 ? "AIV0" : "AIV1"; }
@@ -45,6 +45,11 @@ struct Cell {
   uint32_t writer_epoch, writer_site;
   uint8_t writer, padding[7];
   uint32_t reader_epoch[kSlots], reader_site[kSlots];
+  bool is_read() const {
+    uint64_t pairs[kSlots / 2];
+    memcpy(pairs, reader_epoch, sizeof pairs);
+    return pairs[0] | pairs[1] | pairs[2];
+  }
 };
 static_assert(sizeof(Cell) == 64, "one cache line");
 
@@ -63,9 +68,8 @@ struct Memory {
   uint32_t usable = 0;
   uint8_t* bytes = nullptr;
   Cell* cells = nullptr;
-  LaneCell* lanes = nullptr;     // of UB, which threads touch
-  uint32_t* written = nullptr;   // of each cell, a bit per byte
-  uint32_t written_step = 1;     // of one cell to the next: in UB they lie in the cells of lanes
+  LaneCell* lanes = nullptr;    // of UB, which threads touch: in lane_of's order
+  uint32_t* written = nullptr;  // of other memories: a bit per byte of each cell
   uint32_t* page_launch = nullptr;
   int8_t slot[kActors];
   uint8_t actor[kSlots];
@@ -80,8 +84,7 @@ struct Memory {
     bytes = (uint8_t*)map(size) + kGuard;
     cells = (Cell*)map(pages * kPageCells * sizeof(Cell));
     if (place == UB) {
-      lanes = (LaneCell*)map(pages * kPageCells * sizeof(LaneCell));
-      written = &lanes->written, written_step = sizeof(LaneCell) / sizeof(uint32_t);
+      lanes = (LaneCell*)map(pages * kPageLanes * sizeof(LaneCell));
     } else {
       written = (uint32_t*)map(pages * kPageCells * sizeof(uint32_t));
     }
@@ -92,6 +95,9 @@ struct Memory {
     for (int i = 0; i < kActors; ++i)
       if (reaches(kActor[i])) slot[i] = (int8_t)slots, actor[slots++] = (uint8_t)i;
   }
+
+  LaneCell& lane_of(uint32_t cell) { return lanes[lane_place(cell)]; }
+  uint32_t& written_of(uint32_t cell) { return lanes ? lane_of(cell).written : written[cell]; }
 
   bool reaches(Actor a) const {
     bool same = a.core == core;
@@ -111,7 +117,7 @@ struct Memory {
     memset(bytes + (size_t)page * kPage, 0xff, kPage);
     size_t first = (size_t)page * kPageCells;
     memset((void*)(cells + first), 0, kPageCells * sizeof(Cell));
-    if (lanes) memset((void*)(lanes + first), 0, kPageCells * sizeof(LaneCell));
+    if (lanes) memset((void*)(lanes + (size_t)page * kPageLanes), 0, kPageLanes * sizeof(LaneCell));
     else memset(written + first, 0, kPageCells * sizeof(uint32_t));
   }
 };

@@ -21,6 +21,7 @@ struct VectorRun {
   uint32_t extent[3];
   uint32_t thread[3];
   int core = AIV0, count = 0, current = 0, begun = 0;
+  int following = 0, left = 0, step = 1;  // threads to go on after the one that runs
   std::vector<Lane> lanes;
   std::vector<Fiber*> pool, idle;
   Fiber host;
@@ -29,7 +30,8 @@ struct VectorRun {
   bool next_lane();
   void place(int lane);
   double run(const Request& r);
-  void resume(int lane);
+  Fiber& next_fiber();
+  void resume(int first, int number);
   bool release();
   bool shuffle_warp(int warp);
   void wait(Lane::State state);
@@ -40,6 +42,10 @@ struct VectorRun {
 inline void VectorRun::place(int lane) {
   current = lane;
   block->lane.thread = (uint16_t)(lane + 1);
+  if (extent[0] == (uint32_t)count) {  // one axis
+    thread[0] = (uint32_t)lane, thread[1] = thread[2] = 0;
+    return;
+  }
   thread[0] = (uint32_t)lane % extent[0];
   thread[1] = (uint32_t)lane / extent[0] % extent[1];
   thread[2] = (uint32_t)lane / extent[0] / extent[1];
@@ -58,7 +64,7 @@ inline void VectorRun::entry(void* argument) {
       continue;
     }
     self.idle.push_back(mine);
-    switch_to(*mine, self.host);
+    switch_to(*mine, self.next_fiber());
   }
 }
 
@@ -70,17 +76,29 @@ inline bool VectorRun::next_lane() {
   return true;
 }
 
-inline void VectorRun::resume(int lane) {
-  place(lane);
-  Lane& l = lanes[(size_t)lane];
-  l.state = Lane::kReady;
-  switch_to(host, *l.fiber);
+// Whoever runs when the running thread stops: the next of those that go on, or the host.
+inline Fiber& VectorRun::next_fiber() {
+  if (left == 0) return host;
+  --left;
+  place(following);
+  following += step;
+  Lane& lane = lanes[(size_t)current];
+  lane.state = Lane::kReady;
+  return *lane.fiber;
+}
+
+// Lets so many threads go on, each until it waits or ends.
+inline void VectorRun::resume(int first, int number) {
+  step = block->launch->adversarial ? -1 : 1;
+  following = step < 0 ? first + number - 1 : first, left = number;
+  switch_to(host, next_fiber());
 }
 
 inline void VectorRun::wait(Lane::State state) {
-  int self = current;
-  lanes[(size_t)self].state = state;
-  switch_to(*lanes[(size_t)self].fiber, host);
+  Lane& lane = lanes[(size_t)current];
+  lane.state = state;
+  Fiber& mine = *lane.fiber;
+  switch_to(mine, next_fiber());
 }
 
 inline double VectorRun::run(const Request& r) {
@@ -96,10 +114,11 @@ inline double VectorRun::run(const Request& r) {
   }
   LaneAccess& access = block->lane;
   access.bytes = block->ub[core].bytes, access.cells = block->ub[core].lanes;
-  access.extent = kUsable[UB], access.accesses = 0, access.traffic = 0;
+  access.extent = kUsable[UB], access.wide = 0;
+  memset(access.count, 0, sizeof access.count);
   access.low = block->ub[core].low, access.high = block->ub[core].high;
   next_phase();
-  begun = 0;
+  begun = 0, left = 0;
   lanes.assign((size_t)count, Lane());
   block->vector = this;
   while (next_lane()) {
@@ -117,7 +136,10 @@ inline double VectorRun::run(const Request& r) {
   while (release()) {
   }
   block->vector = nullptr, access.extent = 0;
-  double issue_cycles = (double)access.accesses / 32 / 4, bytes_cycles = (double)access.traffic / 256;
+  uint64_t accesses = 0, traffic = access.wide;
+  for (uint64_t i = 0; i <= LaneAccess::kWidest; ++i)
+    accesses += access.count[i], traffic += access.count[i] * i;
+  double issue_cycles = (double)accesses / 32 / 4, bytes_cycles = (double)traffic / 256;
   return 20 + (issue_cycles > bytes_cycles ? issue_cycles : bytes_cycles);
 }
 
@@ -139,7 +161,7 @@ inline bool VectorRun::release() {
     block->die();
   }
   next_phase();
-  for (int i = 0; i < count; ++i) resume(block->launch->adversarial ? count - 1 - i : i);
+  resume(0, count);
   return true;
 }
 
@@ -186,7 +208,7 @@ inline bool VectorRun::shuffle_warp(int warp) {
       }
   }
   for (int i = 0; i < size; ++i) members[i]->state = Lane::kReady;
-  for (int i = 0; i < size; ++i) resume(first + (block->launch->adversarial ? size - 1 - i : i));
+  resume(first, size);
   return true;
 }
 
@@ -197,7 +219,7 @@ inline void VectorRun::next_phase() {
   access.phase = 1;  // numbers begin again
   for (Memory& m : block->ub)
     for (uint32_t c = 0; c < m.usable / kCell; ++c)
-      m.lanes[c].phase = m.lanes[c].read = m.lanes[c].wrote = 0;
+      m.lane_of(c).phase = m.lane_of(c).read = m.lane_of(c).wrote = 0;
 }
 
 inline void VectorRun::mark(uint32_t offset, uint32_t bytes, bool write) {
@@ -252,7 +274,7 @@ inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
   int on = vector ? vector->core : running;
   uint64_t offset = address - (uintptr_t)ub[on].bytes;
   if (offset + kGuard < kUsable[UB] + 2 * (uint64_t)kGuard) {
-    if (vector) lane.accesses += 1, lane.traffic += (uint64_t)bytes;
+    if (vector) lane.counted((uint64_t)bytes);
     if (touch(ub[on], offset, (uint64_t)bytes, write) && vector) {
       vector->mark((uint32_t)offset, (uint32_t)bytes, write);
       lane.low = ub[on].low, lane.high = ub[on].high;
@@ -268,8 +290,10 @@ inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
     uintptr_t image = (uintptr_t)__executable_or_library;
     if (address - (image - (64u << 20)) < (128u << 20)) return;  // constants of this library
   }
-  if (vector) lane.accesses += 1, lane.traffic += (uint64_t)bytes;
-  if (!vector) {  // the scalar program executes at once
+  if (vector) {
+    lane.counted((uint64_t)bytes);
+    if (found >= 0 && !write && !launch->gm.tensor[found].writable) return;  // nothing to check
+  } else {  // the scalar program executes at once
     now_actor = actor_of(running, PIPE_S);
     static const char* name = "scalar access";
     static const char* file = "";
