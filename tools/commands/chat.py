@@ -72,7 +72,7 @@ class Talk:
         self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def check(self) -> None:
-        """Raise RequestError for settings that no answer could be given with, before one is asked."""
+        """Raise RequestError for settings that no answer could be given with."""
         from tilewright.runtime import SamplingParams
 
         params, model = SamplingParams.from_mapping(self._settings), self._engine.model
