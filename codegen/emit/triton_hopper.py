@@ -68,9 +68,8 @@ def fits(body: Graph, anchors: Sequence[Node], schedule: Mapping[str, int]) -> b
     if not met:
         return False
     if schedule["hopper"] >= WIDE:
-        columns = schedule["hopper"] * schedule["each"] * TILE_ROWS
-        grouped = anchors[0].op == "grouped_linear"
-        if schedule["hopper"] * schedule["each"] % met or (grouped and constant(anchors[0].type.shape[-1]) % columns):
+        tiles, n = schedule["hopper"] * schedule["each"], constant(anchors[0].type.shape[-1])
+        if tiles % met or (anchors[0].op == "grouped_linear" and n % (tiles * TILE_ROWS)):
             return False
     return linear_bytes(body, anchors, schedule) <= SHARED_BYTES
 

@@ -92,8 +92,8 @@ def hopper_scratch(
 _LINEAR = (
     (1, 1, 8, 6, 3), (1, 1, 8, 4, 5), (1, 1, 8, 8, 2), (1, 1, 16, 6, 2), (1, 1, 16, 4, 4),
     (1, 1, 32, 5, 2), (1, 1, 64, 4, 2), (2, 1, 192, 3, 1), (2, 1, 128, 4, 1), (2, 1, 96, 4, 1),
-    (3, 1, 64, 5, 1), (2, 1, 64, 3, 2), (2, 1, 64, 6, 1), (2, 1, 32, 4, 2), (2, 1, 32, 6, 1), (2, 2, 64, 4, 1),
-    (2, 2, 96, 3, 1), (2, 2, 128, 3, 1),
+    (3, 1, 64, 5, 1), (2, 1, 64, 3, 2), (2, 1, 64, 6, 1), (2, 1, 32, 4, 2), (2, 1, 32, 6, 1),
+    (2, 2, 64, 4, 1), (2, 2, 96, 3, 1), (2, 2, 128, 3, 1),
 )  # fmt: skip
 _ON_ALL_CHIPS = contract_template(MULTIPROCESSORS)
 
@@ -119,13 +119,14 @@ def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     panels = sum(-(-math.prod(int(d) for d in a.type.shape[1:]) // TILE_ROWS) for a in anchors)
 
     def order(schedule: Schedule) -> tuple[int, ...]:
-        """Blocks that take all rows at once, the smallest first; of many rows the largest. Where
-        they do not fill the chip more than once, so that it takes all of them at a time."""
+        """Blocks that take all rows at once, the smallest first; of many rows the largest. Among
+        those of as many rows the chip should take all blocks in few turns."""
         values = schedule.values
         wide, bm = values["hopper"] >= WIDE, values["bm"]
         waste = -(-rows // bm) * (bm + 48)
         tiles = values["hopper"] * values["each"]
-        blocks = -(-rows // bm) * -(-panels // tiles) * (numerics.segments if values["split"] else 1)
+        segments = numerics.segments if values["split"] else 1
+        blocks = -(-rows // bm) * -(-panels // tiles) * segments
         each = CORE_BYTES // (linear_bytes(body, anchors, values) + 1024)
         waves = -(-blocks // (MULTIPROCESSORS * (values["blocks"] if wide else each)))
         return (splits.index(values["split"]), int(wide != (rows > 32)), waste, waves)

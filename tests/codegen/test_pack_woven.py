@@ -42,7 +42,7 @@ def test_pairs_are_fields_of_values() -> None:
     assert isinstance(FP4, BlockFormat)
     raw = draw_floats(np.random.default_rng(), FP4, (TILE_ROWS, 128))
     woven = weave(pack_tiles("fp4_e2m1", raw, FP4.block), TILE_ROWS, 128)
-    words = woven[:CODE_BYTES].view("<u4").reshape(2, 2, TILE_ROWS, 4)  # half, group of 32, row, word
+    words = woven[:CODE_BYTES].view("<u4").reshape(2, 2, TILE_ROWS, 4)  # half, group, row, word
     x, y = words[:, 0], words[:, 1]
     both = x & np.uint32(0x0C180C18) | y << 2 & np.uint32(0xF3E7F3E7)
 
