@@ -32,7 +32,7 @@ inline void Block::begin(Launch* launch_, int id_, uint32_t serial_) {
   totals = Totals(), events.clear(), sites.clear(), site_ids.clear();
   sites.push_back({"nothing", "", 0, 0});
   for (int c = 0; c < 3; ++c) {
-    issue_clock[c] = 0;
+    issue_clock[c] = 0, scalar_site[c] = 0;
     core[c].used = launch->kind == 0 || c == (launch->kind == 1 ? AIV0 : AIC);
     core[c].finished = !core[c].used, core[c].blocked = false, core[c].time = 0;
     memset(core[c].registers, 0, sizeof core[c].registers);

@@ -289,18 +289,22 @@ inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
     uintptr_t image = (uintptr_t)__executable_or_library;
     if (address - (image - (64u << 20)) < (128u << 20)) return;  // constants of this library
   }
-  if (vector) {
-    lane.counted((uint64_t)bytes);
-    if (found >= 0 && !write && !launch->gm.tensor[found].writable) return;  // nothing to check
-  } else {  // the scalar program executes at once
-    now_actor = actor_of(running, PIPE_S);
-    static const char* name = "scalar access";
-    static const char* file = "";
-    Request r{};
-    r.name = name, r.file = file;
-    now_site = site_of(*this, r, now_actor);
-    if (epoch[now_actor] == 0) epoch[now_actor] = 1, clock[now_actor].at[now_actor] = 1;
-  }
+  if (vector) lane.counted((uint64_t)bytes);
+  else scalar_access();
+  if (found >= 0 && !write && !launch->gm.tensor[found].writable) return;  // nothing to check
   if (!touch_gm(address, (uint64_t)bytes, write)) die();
+}
+
+// The scalar program executes at once.
+inline void Block::scalar_access() {
+  now_actor = actor_of(running, PIPE_S);
+  uint32_t& site = scalar_site[running];
+  if (site == 0) {
+    Request r{};
+    r.name = "scalar access", r.file = "";
+    site = site_of(*this, r, now_actor);
+  }
+  now_site = site;
+  if (epoch[now_actor] == 0) epoch[now_actor] = 1, clock[now_actor].at[now_actor] = 1;
 }
 }  // namespace tw
