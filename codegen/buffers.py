@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,12 +35,12 @@ def place(
     for life in sorted(lifetimes, key=lambda b: (-b.num_bytes, b.first, b.name)):
         size = _aligned(max(life.num_bytes, 1))
         start = 0
-        for begin, end, other in sorted(placed, key=lambda p: p[:2]):
+        for begin, end, other in placed:
             if clash(life, other):
                 if start + size <= begin:
                     break
                 start = max(start, end)
-        placed.append((start, start + size, life))
+        insort(placed, (start, start + size, life), key=lambda p: p[:2])
         offsets[life.name] = start
     return offsets, max((end for _, end, _ in placed), default=0)
 

@@ -288,7 +288,7 @@ def state_record(graph: Graph, state: State) -> StateRecord:
 
 def _tables_of(graph: Graph, state: State) -> str:
     """Return the page tables that a state's slots are looked up in, where the graph does it."""
-    for node in graph.nodes:
+    for node in (graph.node[name] for name in graph.users[state.name]):
         if op_def(node.op).kind is Kind.STORE and node.inputs[0] == state.name:
             slots = graph.node.get(node.inputs[2])
             if slots is not None and slots.op == "page_slots":
@@ -302,14 +302,13 @@ def _read_group(graph: Graph, state: State) -> int:
     Once a pooled group is complete it is read again only as the older half of an overlapping one,
     so that a snapshot between two groups needs fewer rows.
     """
-    chain, ratios = {state.name}, set()
-    for node in graph.nodes:
-        if not chain.intersection(node.inputs):
-            continue
-        if op_def(node.op).kind is Kind.STORE and node.inputs[0] in chain:
-            chain.add(node.name)
-        else:
-            ratios.add(node.attr["ratio"] if node.op == "pool_window" else 1)
+    versions, ratios = [state.name], set()  # of the state, each stored into the one before
+    for version in versions:
+        for node in (graph.node[name] for name in graph.users[version]):
+            if op_def(node.op).kind is Kind.STORE and node.inputs[0] == version:
+                versions.append(node.name)
+            else:
+                ratios.add(node.attr["ratio"] if node.op == "pool_window" else 1)
     ratio = ratios.pop() if len(ratios) == 1 else 1
     assert isinstance(ratio, int), (state, ratio)
     return ratio if 0 < ratio <= state.window else 1
