@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
 from tilewright.codegen.numerics import CODE_ATOMS
 from tilewright.codegen.pack_gpu import refuses_format
@@ -224,10 +225,9 @@ def _tiles(
         leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide, cores)
         found = [*([wide] if leads else []), *_MANY, *_FEW]
     sections = len(sections_of(body, anchors))
-    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= _SHARED]
+    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= SHARED_BYTES]
 
 
-_SHARED = 227 << 10  # of a block
 
 
 def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:
