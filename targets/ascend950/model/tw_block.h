@@ -108,7 +108,8 @@ class Block {
   int running = AIC;  // core whose program runs
   VectorRun* vector = nullptr;
   LaneAccess lane;  // of the vector function that runs
-  int gm_tensor = -1;  // that was touched last
+  int gm_tensor = -1;             // that was touched last
+  uint32_t scalar_site[3] = {};  // of loads and stores of each scalar program
   Totals totals;
   std::vector<Event> events;
   std::vector<Where> sites;
@@ -164,7 +165,7 @@ class Block {
   double mmad(const Request& r);
   double from_l0c(const Request& r);
   double run_vector(const Request& r);
-  bool program_blocks(const Request& request);
+  void scalar_access();
   bool may_resume(const CoreState& core);
   void deadlock();
   bool ordered(int actor, uint32_t epoch_seen) const;

@@ -59,7 +59,7 @@ inline const char* place_name(int place) {
   return names[place];
 }
 // Bytes that kernels may use.
-constexpr uint32_t kUsable[kPlaces] = {253952, 524288, 65536, 65536, 262144, 4096, 4096};
+constexpr uint32_t kUsable[kPlaces] = {kLaneBytes, 524288, 65536, 65536, 262144, 4096, 4096};
 constexpr uint32_t kUbWithSimt = 221184;  // the rest is the cache of SIMT loads from GM
 constexpr uint32_t kGuard = 1 << 18;      // what a wild access may hit without harm
 

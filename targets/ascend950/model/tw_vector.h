@@ -41,7 +41,7 @@ struct VectorRun {
 
 inline void VectorRun::place(int lane) {
   current = lane;
-  block->lane.thread = (uint16_t)(lane + 1);
+  block->lane.turn_to(lane);
   if (extent[0] == (uint32_t)count) {  // one axis
     thread[0] = (uint32_t)lane, thread[1] = thread[2] = 0;
     return;
@@ -113,10 +113,8 @@ inline double VectorRun::run(const Request& r) {
     if ((r.a[3] >> i & 1) && words[i] < (1 << 20)) words[i] += (uintptr_t)block->ub[core].bytes;
   }
   LaneAccess& access = block->lane;
-  access.bytes = block->ub[core].bytes, access.cells = block->ub[core].lanes;
-  access.extent = kUsable[UB], access.wide = 0;
-  memset(access.count, 0, sizeof access.count);
-  access.low = block->ub[core].low, access.high = block->ub[core].high;
+  access.begin = (uintptr_t)block->ub[core].bytes, access.cells = block->ub[core].lanes;
+  memset(access.count, 0, sizeof access.count), access.wide = 0;
   next_phase();
   begun = 0, left = 0;
   lanes.assign((size_t)count, Lane());
@@ -135,7 +133,7 @@ inline double VectorRun::run(const Request& r) {
   }
   while (release()) {
   }
-  block->vector = nullptr, access.extent = 0;
+  block->vector = nullptr, access.begin = LaneAccess::kNowhere;
   uint64_t accesses = 0, traffic = access.wide;
   for (uint64_t i = 0; i <= LaneAccess::kWidest; ++i)
     accesses += access.count[i], traffic += access.count[i] * i;
@@ -223,9 +221,12 @@ inline void VectorRun::next_phase() {
 }
 
 inline void VectorRun::mark(uint32_t offset, uint32_t bytes, bool write) {
+  const Memory& memory = block->ub[core];
   for (uint32_t at = offset, end = offset + bytes; at < end;) {
     uint32_t next = (at / kCell + 1) * kCell, stop = next < end ? next : end;
-    if (!block->lane.note(at, stop - at, write))
+    // A cell at an end of what was used stays unsettled: an access may reach further.
+    bool settled = next - kCell >= memory.low && next <= memory.high;
+    if (!block->lane.note(at, stop - at, write, settled))
       block->fail("race", text("%s: a thread %s UB byte %u that another thread touches: want "
                                "asc_syncthreads between", block->describe(block->now_site).c_str(),
                                write ? "writes" : "reads", at));
@@ -275,10 +276,8 @@ inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
   uint64_t offset = address - (uintptr_t)ub[on].bytes;
   if (offset + kGuard < kUsable[UB] + 2 * (uint64_t)kGuard) {
     if (vector) lane.counted((uint64_t)bytes);
-    if (touch(ub[on], offset, (uint64_t)bytes, write) && vector) {
+    if (touch(ub[on], offset, (uint64_t)bytes, write) && vector)
       vector->mark((uint32_t)offset, (uint32_t)bytes, write);
-      lane.low = ub[on].low, lane.high = ub[on].high;
-    }
     if (offset % (uint64_t)bytes && bytes <= 16) aligned("a load or store", offset, (uint64_t)bytes);
     return;
   }
@@ -290,18 +289,22 @@ inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
     uintptr_t image = (uintptr_t)__executable_or_library;
     if (address - (image - (64u << 20)) < (128u << 20)) return;  // constants of this library
   }
-  if (vector) {
-    lane.counted((uint64_t)bytes);
-    if (found >= 0 && !write && !launch->gm.tensor[found].writable) return;  // nothing to check
-  } else {  // the scalar program executes at once
-    now_actor = actor_of(running, PIPE_S);
-    static const char* name = "scalar access";
-    static const char* file = "";
-    Request r{};
-    r.name = name, r.file = file;
-    now_site = site_of(*this, r, now_actor);
-    if (epoch[now_actor] == 0) epoch[now_actor] = 1, clock[now_actor].at[now_actor] = 1;
-  }
+  if (vector) lane.counted((uint64_t)bytes);
+  else scalar_access();
+  if (found >= 0 && !write && !launch->gm.tensor[found].writable) return;  // nothing to check
   if (!touch_gm(address, (uint64_t)bytes, write)) die();
+}
+
+// The scalar program executes at once.
+inline void Block::scalar_access() {
+  now_actor = actor_of(running, PIPE_S);
+  uint32_t& site = scalar_site[running];
+  if (site == 0) {
+    Request r{};
+    r.name = "scalar access", r.file = "";
+    site = site_of(*this, r, now_actor);
+  }
+  now_site = site;
+  if (epoch[now_actor] == 0) epoch[now_actor] = 1, clock[now_actor].at[now_actor] = 1;
 }
 }  // namespace tw
