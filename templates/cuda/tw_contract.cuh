@@ -326,8 +326,6 @@ TW_DEVICE void tw_wide_finish(const float (&sums)[kEach][kSums], int units, int 
                               const Line& line_of, const Finish& finish) {
   constexpr int blocks = kSums / 4, together = blocks % 3 == 0 ? 3 : blocks % 2 == 0 ? 2 : 1;
   constexpr int many = together * 4 / kMet, step = 4 / kMet;
-  int lines[kSums / 2];
-  TW_EACH(kSums / 2) lines[m] = line_of((m >> 1) * 8 + (lane & 3) * 2 + (m & 1));
 #pragma unroll
   for (int each = 0; each < kEach; ++each) {
     const int first = (units + each) * (64 / kMet) + warp * (16 / kMet) + (lane >> 2);
@@ -337,7 +335,7 @@ TW_DEVICE void tw_wide_finish(const float (&sums)[kEach][kSums], int units, int 
       float low[many], high[many];
       TW_EACH(many) {
         const int of = block + m / step, i = m % step;
-        line[m] = lines[of * 2 + (i & 1)], column[m] = first + (i >> 1) * 8;
+        line[m] = line_of(of * 8 + (lane & 3) * 2 + (i & 1)), column[m] = first + (i >> 1) * 8;
         low[m] = sums[each][of * 4 + i];
         if constexpr (kMet == 2) high[m] = sums[each][of * 4 + 2 + i];
       }
