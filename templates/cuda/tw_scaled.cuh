@@ -1,0 +1,124 @@
+// Products of e4m3 codes whose sums of 128 values of k leave the matrix unit, are scaled and added
+// in fp32: blocks of 128 rows and two halves of 128 columns each, for which a thread brings tiles
+// and two groups of four warps multiply, 64 rows and all columns each. Sums of a half are scaled
+// while the other group's are multiplied.
+#pragma once
+#include "tw_boxes.cuh"
+
+#define TW_NEAR 8  // blocks of rows that share columns before the next columns come
+#define TW_SCALED_ROWS 16384  // bytes of a stage: rows, then the columns of each half
+#define TW_SCALED_HALF 16384
+#define TW_SCALED_STAGE 49152
+#define TW_SCALED_BRINGS 256  // the thread that brings
+
+// The next stage of a ring, and the parity that its barriers have.
+struct tw_ring {
+  int stage;
+  uint32_t parity;
+};
+template <int kStages>
+TW_DEVICE void tw_step(tw_ring& ring) {
+  if (++ring.stage == kStages) ring.stage = 0, ring.parity ^= 1;
+}
+
+// Where a tile of the work lies: rows, columns, spans from first to stop.
+struct tw_piece {
+  int row_block, column, segment, first, stop;
+};
+TW_DEVICE tw_piece tw_piece_of(int number, int row_blocks, int columns, int each, int spans) {
+  tw_piece at;
+  at.segment = number / (row_blocks * columns);
+  number %= row_blocks * columns;
+  const int before = number / (TW_NEAR * columns) * TW_NEAR;
+  const int inside = number % (TW_NEAR * columns), size = min(row_blocks - before, TW_NEAR);
+  at.row_block = before + inside % size;
+  at.column = inside / size;
+  at.first = min(at.segment * each, spans);
+  at.stop = min(at.first + each, spans);
+  return at;
+}
+
+template <int kStages>
+TW_DEVICE void tw_scaled_ready(uint32_t full) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      tw_barrier_init(full + 8 * i, 1);
+      tw_barrier_init(full + 8 * (kStages + i), 2);
+    }
+    tw_barriers_ready();
+  }
+  __syncthreads();
+}
+
+// Brings what one tile takes; `panels` are of 64 columns, two of each half.
+template <int kStages>
+TW_DEVICE void tw_scaled_bring(tw_ring& ring, uint32_t base, uint32_t full, const tw_map* rows,
+                               const tw_map* const (&halves)[2], const int (&panels)[2],
+                               const tw_piece& at, int spans) {
+  for (int span = at.first; span < at.stop; ++span) {
+    const uint32_t to = base + ring.stage * TW_SCALED_STAGE, barrier = full + 8 * ring.stage;
+    tw_wait(barrier + 8 * kStages, ring.parity ^ 1);
+    tw_arrive_for(barrier, TW_SCALED_STAGE);
+    tw_box(to, rows, span * 128, at.row_block * 128, barrier);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      tw_box(to + TW_SCALED_ROWS + i * 8192, halves[i >> 1], 0,
+             ((panels[i >> 1] + (i & 1)) * spans + span) * 64, barrier);
+    }
+    tw_step<kStages>(ring);
+  }
+}
+
+// The power of two whose ue8m0 code is the lowest byte.
+TW_DEVICE float tw_power(int word) { return __int_as_float((word & 255) << 23); }
+
+// Begins the product of one half and one span.
+TW_DEVICE void tw_scaled_begin(float (&part)[64], uint32_t rows, uint32_t columns) {
+  const uint64_t a = tw_tile(rows, 0), b = tw_tile(columns, 0);
+  tw_fence_registers();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) tw_codes(part, tw_tile_at(a, k * 32), tw_tile_at(b, k * 32), k > 0);
+  tw_commit();
+}
+
+// Sums of one tile, for a thread whose first row has its scales at `row_scales` and whose second
+// lies `second` words further on; `scales` are of the halves' columns.
+template <int kStages>
+TW_DEVICE void tw_scaled_sums(float (&sums)[2][64], tw_ring& ring, uint32_t base, uint32_t full,
+                              const int* row_scales, int second, int num_rows,
+                              const int* const (&scales)[2], const tw_piece& at) {
+  const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 7, 0);
+  float part[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) sums[0][i] = sums[1][i] = 0.0f;
+  int words[4];
+  const auto load = [&](int span) {
+    words[0] = row_scales[(int64_t)span * num_rows];
+    words[1] = row_scales[(int64_t)span * num_rows + second];
+    words[2] = scales[0][span * 64];
+    words[3] = scales[1][span * 64];
+  };
+  if (at.first < at.stop) load(at.first);
+#pragma unroll 1
+  for (int span = at.first; span < at.stop; ++span) {
+    const uint32_t from = base + ring.stage * TW_SCALED_STAGE, barrier = full + 8 * ring.stage;
+    float powers[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) powers[i] = tw_power(words[i]);
+    tw_wait(barrier, ring.parity);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      tw_scaled_begin(part, from + group * 8192, from + TW_SCALED_ROWS + half * TW_SCALED_HALF);
+      if (half == 0 && span + 1 < at.stop) load(span + 1);
+      tw_unfinished<0>(part);
+      if (half == 1 && (threadIdx.x & 127) == 0) tw_arrive(barrier + 8 * kStages);
+      const float both[] = {__fmul_rn(powers[0], powers[2 + half]),
+                            __fmul_rn(powers[1], powers[2 + half])};
+#pragma unroll
+      for (int i = 0; i < 64; ++i) {
+        sums[half][i] = __fmaf_rn(part[i], both[i >> 1 & 1], sums[half][i]);
+      }
+    }
+    tw_step<kStages>(ring);
+  }
+}
