@@ -25,10 +25,7 @@ SCALED = 3  # the value of `stream` in a schedule
 ROWS, HALF = 128, 128  # of a block; columns of each of its two halves
 THREADS = 384
 _STAGE_BYTES = (ROWS + 2 * HALF) * SPAN
-_PAIRS = {
-    "f32": "*(float2*)({0}) = make_float2({1}[0], {1}[1]);",
-    "bf16": "*(uint32_t*)({0}) = {1}[0] | (uint32_t){1}[1] << 16;",
-}
+_KEPT_BYTES = ROWS * (HALF * 4 + 16)  # rows of results on their way out
 _TYPES = {"f32": "float", "bf16": "unsigned short"}
 
 
@@ -40,8 +37,8 @@ def refuses_scaled(body: Graph, numerics: Numerics, anchors: Sequence[Node]) -> 
         type_ = body.type_of(anchor.inputs[1]).dtype
         if not isinstance(type_, BlockFormat) or type_.block[0] % HALF or type_.block[1] != SPAN:
             return f"weights are {type_}, want a scale for {HALF} x {SPAN}"
-        if constant(anchor.type.shape[-1]) % 2:
-            return "columns do not come in pairs"
+        if constant(anchor.type.shape[-1]) % 8:
+            return "columns do not come in parts of 16 bytes"
     if constant(body.type_of(anchors[0].inputs[0]).shape[-1]) % SPAN:
         return f"rows are no multiple of {SPAN}"
     for nodes in sections_of(body, list(anchors)):
@@ -61,8 +58,8 @@ def sums_meet(body: Graph, anchors: Sequence[Node]) -> bool:
 
 
 def shared_bytes(schedule: Mapping[str, int]) -> int:
-    """Return the shared memory of a block: stages and their barriers."""
-    return schedule["stages"] * (_STAGE_BYTES + 16)
+    """Return the shared memory of a block: stages, their barriers, results on their way out."""
+    return schedule["stages"] * (_STAGE_BYTES + 16) + _KEPT_BYTES
 
 
 def scaled_launch(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer, ...]) -> Launch:
@@ -130,7 +127,12 @@ def _units(spec: KernelSpec, anchors: Sequence[Node]) -> list[Mapping[str, Any]]
         for met in [[a] for a in mine] if split else [mine]:
             n = constant(met[0].type.shape[-1])
             stop = start + -(-n // (HALF * 2 // len(met)))
-            written = [] if split else [v for _, v in body.outputs if v in {m.name for m in nodes}]
+            results = [v for _, v in body.outputs if v in {m.name for m in nodes}]
+            rounds = (
+                _rounds(met, "parts", "f32", [f"pair[e] = acc_{met[0].name};"])
+                if split
+                else [r for v in results for r in _results(body, nodes, met, v)]
+            )
             found.append(
                 {
                     "weights": [
@@ -143,29 +145,39 @@ def _units(spec: KernelSpec, anchors: Sequence[Node]) -> list[Mapping[str, Any]]
                     "stop": stop,
                     "column": column,
                     "sums": [a.name for a in met],
-                    "pairs": [_pair(body, v) for v in written],
-                    "epilogue": [] if split else _of_pairs(body, nodes, met, n, written),
+                    "rounds": rounds,
                 }
             )
             start, column = stop, column + n * len(met)
     return found
 
 
-def _pair(body: Graph, value: str) -> Mapping[str, str]:
-    """How two neighbouring results are kept and stored."""
-    kind = body.type_of(value).dtype.name
-    return {"name": value, "type": _TYPES[kind], "store": _PAIRS[kind].format("{0}", "{1}")}
+def _rounds(
+    met: Sequence[Node], name: str, kind: str, lines: Sequence[str]
+) -> list[Mapping[str, Any]]:
+    """Results leave in rounds of at most 512 bytes a row: `halves` of a block in each, and `lines`
+    that make element `e` of a pair of neighbours."""
+    halves = [[0]] if len(met) == 2 else [[0, 1]] if kind == "bf16" else [[0], [1]]
+    size = {"bf16": 2, "f32": 4}[kind]
+    return [
+        {"name": name, "type": _TYPES[kind], "bytes": size, "halves": h, "lines": lines}
+        for h in halves
+    ]
 
 
-def _of_pairs(
-    body: Graph, nodes: Sequence[Node], met: Sequence[Node], n: int, written: Sequence[str]
-) -> list[str]:
-    """Lines of an epilogue that keep element `e` of a pair in place of storing it."""
-    lines = epilogue(body, nodes, met, ("col",), "row")
-    for value in written:
-        at = f"{value}[row * {n} + col] = "
-        lines = [f"pair_{value}[e] = {s[len(at):]}" if s.startswith(at) else s for s in lines]
-    return lines
+def _results(
+    body: Graph, nodes: Sequence[Node], met: Sequence[Node], value: str
+) -> list[Mapping[str, Any]]:
+    """The rounds of one result of an epilogue."""
+    n = constant(met[0].type.shape[-1])
+    place, lines = f"{value}[row * {n} + col] = ", []
+    stores = tuple(f"{v}[row * {n} + col] = " for _, v in body.outputs)
+    for line in epilogue(body, nodes, met, ("col",), "row"):
+        if line.startswith(place):
+            lines.append(f"pair[e] = {line[len(place) :]}")
+        elif not line.startswith(stores):
+            lines.append(line)
+    return _rounds(met, value, body.type_of(value).dtype.name, lines)
 
 
 def _panels(anchor: Node) -> int:

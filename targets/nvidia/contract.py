@@ -138,9 +138,8 @@ def _scaled(
         return []
     split = int(numerics.segments > 1 or not sums_meet(body, anchors))
     return [
-        Schedule.of(bm=128, bn=256, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
-                    listed=0, stream=SCALED)
-        for stages in (4, 3)
+        Schedule.of(bm=128, bn=256, bk=SPAN, warps=4, stages=3, row_warps=4, split=split, listed=0,
+                    stream=SCALED)
     ]  # fmt: skip
 
 

@@ -16,6 +16,17 @@ TW_DEVICE void tw_box(uint32_t to, const tw_map* map, int column, int row, uint3
       : "memory");
 }
 
+// Bytes that lie together, a multiple of 16, from shared memory; a thread's groups of such copies:
+// those so far are one; waits until they have been read, or are done.
+TW_DEVICE void tw_bulk_out(void* to, uint32_t from, uint32_t num_bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(num_bytes)
+               : "memory");
+}
+TW_DEVICE void tw_bulk_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+TW_DEVICE void tw_bulk_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+TW_DEVICE void tw_bulk_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // d [64, 128] = a [64, 32] b [128, 32]^T, plus d where `adds`; rows of codes in shared memory.
 TW_DEVICE void tw_codes(float (&d)[64], uint64_t a, uint64_t b, int adds) {
   asm volatile(

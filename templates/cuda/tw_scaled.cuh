@@ -10,6 +10,7 @@
 #define TW_SCALED_HALF 16384
 #define TW_SCALED_STAGE 49152
 #define TW_SCALED_BRINGS 256  // the thread that brings
+#define TW_KEPT_ROW 528  // bytes between rows of results on their way out: pairs of a warp in all banks
 
 // The next stage of a ring, and the parity that its barriers have.
 struct tw_ring {
@@ -120,5 +121,36 @@ TW_DEVICE void tw_scaled_sums(float (&sums)[2][64], tw_ring& ring, uint32_t base
       }
     }
     tw_step<kStages>(ring);
+  }
+}
+
+// Results of a group leave by the copy engine, from rows that each of its threads has part of.
+TW_DEVICE void tw_keep(uint32_t to, const float (&pair)[2]) {
+  tw_store8(to, make_uint2((uint32_t)__float_as_int(pair[0]), (uint32_t)__float_as_int(pair[1])));
+}
+TW_DEVICE void tw_keep(uint32_t to, const unsigned short (&pair)[2]) {
+  tw_store4(to, pair[0] | (uint32_t)pair[1] << 16);
+}
+TW_DEVICE void tw_meet_group() {
+  if (threadIdx.x < 128) {
+    tw_meet<1, 128>();
+  } else {
+    tw_meet<2, 128>();
+  }
+}
+// Waits until what was kept before has been read.
+TW_DEVICE void tw_kept_free() {
+  if ((threadIdx.x & 127) < 64) tw_bulk_read();
+  tw_meet_group();
+}
+// Rows go to `to` and so many elements further on each; `last` is the last one that is there.
+template <class T>
+TW_DEVICE void tw_kept_leave(uint32_t from, T* to, int64_t step, int last, int count) {
+  const int row = threadIdx.x & 127;
+  tw_publish();
+  tw_meet_group();
+  if (row < 64 && row <= last && count > 0) {
+    tw_bulk_out(to + row * step, from + row * TW_KEPT_ROW, count * (int)sizeof(T));
+    tw_bulk_group();
   }
 }

@@ -84,7 +84,7 @@ def test_a_row_is_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("weights", "k", "why"),
-    [([("fp8", 72)], 256, "products"), ([("fp8_128", 73)], 256, "pairs")],
+    [([("fp8", 72)], 256, "products"), ([("fp8_128", 76)], 256, "parts")],
 )  # fmt: skip
 def test_what_it_does_not_take(weights: list[tuple[str, int]], k: int, why: str) -> None:
     body = only_body(linear(weights, k)).graph

@@ -22,6 +22,14 @@ TW_DEVICE void tw_box(uint32_t to, const tw_map* map, int column, int row, uint3
   b.end_phase();
 }
 
+TW_DEVICE void tw_bulk_out(void* to, uint32_t from, uint32_t num_bytes) {
+  if (num_bytes % 16 || from % 16 || (uintptr_t)to % 16) abort();
+  memcpy(to, memory + from, num_bytes);
+}
+TW_DEVICE void tw_bulk_group() {}
+TW_DEVICE void tw_bulk_read() {}
+TW_DEVICE void tw_bulk_done() {}
+
 static inline float of_e4m3(uint32_t code) {
   const int power = code >> 3 & 15, low = code & 7;
   const float size = (code & 127) == 127 ? NAN : power ? ldexpf(8 + low, power - 10) : ldexpf(low, -9);
