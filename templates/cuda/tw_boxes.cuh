@@ -2,6 +2,12 @@
 #pragma once
 #include "tw_wide.cuh"
 
+// Arrives at a barrier of `kThreads` threads, others of which wait there by tw_meet.
+template <int kName, int kThreads>
+TW_DEVICE void tw_let() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
 // What the copy engine needs to know of a matrix: the host describes it (tw_cuda.h).
 struct alignas(64) tw_map {
   unsigned char bytes[128];

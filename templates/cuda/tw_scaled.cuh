@@ -1,11 +1,11 @@
 // Products of e4m3 codes whose sums of 128 values of k leave the matrix unit, are scaled and added
 // in fp32: blocks of 128 rows and two halves of 128 columns each, for which a thread brings tiles
-// and two groups of four warps multiply, 64 rows and all columns each. Sums of a half are scaled
-// while the other group's are multiplied.
+// and two groups of four warps multiply, 64 rows and all columns each. The groups take turns: one
+// scales sums of a half while those of the other are multiplied.
 #pragma once
 #include "tw_boxes.cuh"
 
-#define TW_NEAR 8  // blocks of rows that share columns before the next columns come
+#define TW_NEAR 16  // blocks of rows that share columns before the next columns come
 #define TW_SCALED_ROWS 16384  // bytes of a stage: rows, then the columns of each half
 #define TW_SCALED_HALF 16384
 #define TW_SCALED_STAGE 49152
@@ -73,44 +73,71 @@ TW_DEVICE void tw_scaled_bring(tw_ring& ring, uint32_t base, uint32_t full, cons
 // The power of two whose ue8m0 code is the lowest byte.
 TW_DEVICE float tw_power(int word) { return __int_as_float((word & 255) << 23); }
 
+// Scales that a thread takes: of its two rows, the second one so many words further on, and of the
+// columns of each half; words of one span.
+struct tw_scales {
+  const int* rows;
+  const int* columns[2];
+  int second, num_rows;
+  int words[4];
+};
+TW_DEVICE void tw_load_scales(tw_scales& of, int span) {
+  of.words[0] = of.rows[(int64_t)span * of.num_rows];
+  of.words[1] = of.rows[(int64_t)span * of.num_rows + of.second];
+  of.words[2] = of.columns[0][span * 64];
+  of.words[3] = of.columns[1][span * 64];
+}
+
+// The turn of a group, of 0 first; then that of the other one.
+TW_DEVICE void tw_wait_turn(int group) {
+  if (group == 0) {
+    tw_meet<1, 256>();
+  } else {
+    tw_meet<2, 256>();
+  }
+}
+TW_DEVICE void tw_give_turn(int group) {
+  if (group == 0) {
+    tw_let<2, 256>();
+  } else {
+    tw_let<1, 256>();
+  }
+}
+
 // Begins the product of one half and one span.
 TW_DEVICE void tw_scaled_begin(float (&part)[64], uint32_t rows, uint32_t columns) {
   const uint64_t a = tw_tile(rows, 0), b = tw_tile(columns, 0);
   tw_fence_registers();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) tw_codes(part, tw_tile_at(a, k * 32), tw_tile_at(b, k * 32), k > 0);
-  tw_commit();
+  for (int k = 0; k < 4; ++k) {
+    tw_codes(part, tw_tile_at(a, k * 32), tw_tile_at(b, k * 32), k > 0);
+    tw_commit();
+  }
 }
 
-// Sums of one tile, for a thread whose first row has its scales at `row_scales` and whose second
-// lies `second` words further on; `scales` are of the halves' columns.
+// Sums of spans first to stop; words of the first one's scales are there.
 template <int kStages>
 TW_DEVICE void tw_scaled_sums(float (&sums)[2][64], tw_ring& ring, uint32_t base, uint32_t full,
-                              const int* row_scales, int second, int num_rows,
-                              const int* const (&scales)[2], const tw_piece& at) {
-  const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 7, 0);
-  float part[64];
+                              tw_scales& scales, int group, int first, int stop) {
+  float part[64], powers[4];
 #pragma unroll
   for (int i = 0; i < 64; ++i) sums[0][i] = sums[1][i] = 0.0f;
-  int words[4];
-  const auto load = [&](int span) {
-    words[0] = row_scales[(int64_t)span * num_rows];
-    words[1] = row_scales[(int64_t)span * num_rows + second];
-    words[2] = scales[0][span * 64];
-    words[3] = scales[1][span * 64];
-  };
-  if (at.first < at.stop) load(at.first);
 #pragma unroll 1
-  for (int span = at.first; span < at.stop; ++span) {
+  for (int span = first; span < stop; ++span) {
     const uint32_t from = base + ring.stage * TW_SCALED_STAGE, barrier = full + 8 * ring.stage;
-    float powers[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) powers[i] = tw_power(words[i]);
     tw_wait(barrier, ring.parity);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      tw_wait_turn(group);
       tw_scaled_begin(part, from + group * 8192, from + TW_SCALED_ROWS + half * TW_SCALED_HALF);
-      if (half == 0 && span + 1 < at.stop) load(span + 1);
+      if (half == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) powers[i] = tw_power(scales.words[i]);
+        if (span + 1 < stop) tw_load_scales(scales, span + 1);
+      }
+      // The other group's products begin to queue where half of these are done.
+      tw_unfinished<2>(part);
+      tw_give_turn(group);
       tw_unfinished<0>(part);
       if (half == 1 && (threadIdx.x & 127) == 0) tw_arrive(barrier + 8 * kStages);
       const float both[] = {__fmul_rn(powers[0], powers[2 + half]),
@@ -133,9 +160,9 @@ TW_DEVICE void tw_keep(uint32_t to, const unsigned short (&pair)[2]) {
 }
 TW_DEVICE void tw_meet_group() {
   if (threadIdx.x < 128) {
-    tw_meet<1, 128>();
+    tw_meet<3, 128>();
   } else {
-    tw_meet<2, 128>();
+    tw_meet<4, 128>();
   }
 }
 // Waits until what was kept before has been read.

@@ -22,6 +22,9 @@ TW_DEVICE void tw_box(uint32_t to, const tw_map* map, int column, int row, uint3
   b.end_phase();
 }
 
+template <int kName, int kThreads>
+TW_DEVICE void tw_let() { (void)meeting(kName, kThreads).arrive(); }
+
 TW_DEVICE void tw_bulk_out(void* to, uint32_t from, uint32_t num_bytes) {
   if (num_bytes % 16 || from % 16 || (uintptr_t)to % 16) abort();
   memcpy(to, memory + from, num_bytes);
