@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.codegen.emit.cpp import environment
 from tilewright.codegen.emit.cuda_latent import parameters
-from tilewright.codegen.emit.cuda_sums import epilogue, refuses_epilogue
+from tilewright.codegen.emit.cuda_sums import REGISTERS, epilogue, refuses_epilogue
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import Descriptor, Launch, Pointer
 from tilewright.codegen.numerics import segment_length
@@ -108,6 +108,7 @@ def scaled_source(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
         spans=k // SPAN,
         stages=schedule["stages"],
         threads=THREADS,
+        registers=REGISTERS,
         beside=segments if schedule["split"] else 1,
         segment_spans=segment_length(k, segments) // SPAN if segments > 1 else k // SPAN,
         split=bool(schedule["split"]),
@@ -172,7 +173,8 @@ def _results(
     n = constant(met[0].type.shape[-1])
     place, lines = f"{value}[row * {n} + col] = ", []
     stores = tuple(f"{v}[row * {n} + col] = " for _, v in body.outputs)
-    for line in epilogue(body, nodes, met, ("col",), "row"):
+    for text in epilogue(body, nodes, met, ("col",), "row"):
+        line = text.replace("tw_round_bf16(", "tw_rounded(")  # one instruction in place of ten
         if line.startswith(place):
             lines.append(f"pair[e] = {line[len(place) :]}")
         elif not line.startswith(stores):

@@ -1,7 +1,8 @@
 // Products of e4m3 codes whose sums of 128 values of k leave the matrix unit, are scaled and added
-// in fp32: blocks of 128 rows and two halves of 128 columns each, for which a thread brings tiles
-// and two groups of four warps multiply, 64 rows and all columns each. The groups take turns: one
-// scales sums of a half while those of the other are multiplied.
+// in fp32: blocks of 128 rows and two halves of 128 columns each, for which a thread brings tiles,
+// two groups of four warps multiply, 64 rows and all columns each, and a warp for each group
+// carries results away. The groups take turns: one scales sums of a half while those of the other
+// are multiplied.
 #pragma once
 #include "tw_boxes.cuh"
 
@@ -73,19 +74,22 @@ TW_DEVICE void tw_scaled_bring(tw_ring& ring, uint32_t base, uint32_t full, cons
 // The power of two whose ue8m0 code is the lowest byte.
 TW_DEVICE float tw_power(int word) { return __int_as_float((word & 255) << 23); }
 
-// Scales that a thread takes: of its two rows, the second one so many words further on, and of the
-// columns of each half; words of one span.
+// Scales that a thread takes of one span after the other: of its two rows, the second one so many
+// words further on, and of the columns of each half.
 struct tw_scales {
   const int* rows;
   const int* columns[2];
   int second, num_rows;
   int words[4];
 };
-TW_DEVICE void tw_load_scales(tw_scales& of, int span) {
-  of.words[0] = of.rows[(int64_t)span * of.num_rows];
-  of.words[1] = of.rows[(int64_t)span * of.num_rows + of.second];
-  of.words[2] = of.columns[0][span * 64];
-  of.words[3] = of.columns[1][span * 64];
+TW_DEVICE void tw_load_scales(tw_scales& of) {
+  of.words[0] = of.rows[0];
+  of.words[1] = of.rows[of.second];
+  of.words[2] = of.columns[0][0];
+  of.words[3] = of.columns[1][0];
+  of.rows += of.num_rows;
+  of.columns[0] += 64;
+  of.columns[1] += 64;
 }
 
 // The turn of a group, of 0 first; then that of the other one.
@@ -127,14 +131,12 @@ TW_DEVICE void tw_scaled_sums(float (&sums)[2][64], tw_ring& ring, uint32_t base
     const uint32_t from = base + ring.stage * TW_SCALED_STAGE, barrier = full + 8 * ring.stage;
     tw_wait(barrier, ring.parity);
 #pragma unroll
+    for (int i = 0; i < 4; ++i) powers[i] = tw_power(scales.words[i]);
+#pragma unroll
     for (int half = 0; half < 2; ++half) {
       tw_wait_turn(group);
       tw_scaled_begin(part, from + group * 8192, from + TW_SCALED_ROWS + half * TW_SCALED_HALF);
-      if (half == 0) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) powers[i] = tw_power(scales.words[i]);
-        if (span + 1 < stop) tw_load_scales(scales, span + 1);
-      }
+      if (half == 0 && span + 1 < stop) tw_load_scales(scales);
       // The other group's products begin to queue where half of these are done.
       tw_unfinished<2>(part);
       tw_give_turn(group);
@@ -151,6 +153,8 @@ TW_DEVICE void tw_scaled_sums(float (&sums)[2][64], tw_ring& ring, uint32_t base
   }
 }
 
+TW_DEVICE float tw_rounded(float x) { return __int_as_float((int)(tw_pack(x, 0.0f) << 16)); }
+
 // Results of a group leave by the copy engine, from rows that each of its threads has part of.
 TW_DEVICE void tw_keep(uint32_t to, const float (&pair)[2]) {
   tw_store8(to, make_uint2((uint32_t)__float_as_int(pair[0]), (uint32_t)__float_as_int(pair[1])));
@@ -158,26 +162,46 @@ TW_DEVICE void tw_keep(uint32_t to, const float (&pair)[2]) {
 TW_DEVICE void tw_keep(uint32_t to, const unsigned short (&pair)[2]) {
   tw_store4(to, pair[0] | (uint32_t)pair[1] << 16);
 }
-TW_DEVICE void tw_meet_group() {
-  if (threadIdx.x < 128) {
-    tw_meet<3, 128>();
+// Rows of a group are free to be written, or full: between its warps and the one that carries.
+TW_DEVICE void tw_wait_free(int group) {
+  if (group == 0) {
+    tw_meet<5, 160>();
   } else {
-    tw_meet<4, 128>();
+    tw_meet<6, 160>();
   }
 }
-// Waits until what was kept before has been read.
-TW_DEVICE void tw_kept_free() {
-  if ((threadIdx.x & 127) < 64) tw_bulk_read();
-  tw_meet_group();
+TW_DEVICE void tw_give_free(int group) {
+  if (group == 0) {
+    tw_let<5, 160>();
+  } else {
+    tw_let<6, 160>();
+  }
 }
-// Rows go to `to` and so many elements further on each; `last` is the last one that is there.
+TW_DEVICE void tw_wait_kept(int group) {
+  if (group == 0) {
+    tw_meet<3, 160>();
+  } else {
+    tw_meet<4, 160>();
+  }
+}
+TW_DEVICE void tw_give_kept(int group) {
+  if (group == 0) {
+    tw_let<3, 160>();
+  } else {
+    tw_let<4, 160>();
+  }
+}
+// One warp: 64 rows go to `to` and `step` elements further on each, `count` of each, a multiple of
+// 16 bytes or nothing; `last` is the last row that is there.
 template <class T>
-TW_DEVICE void tw_kept_leave(uint32_t from, T* to, int64_t step, int last, int count) {
-  const int row = threadIdx.x & 127;
-  tw_publish();
-  tw_meet_group();
-  if (row < 64 && row <= last && count > 0) {
-    tw_bulk_out(to + row * step, from + row * TW_KEPT_ROW, count * (int)sizeof(T));
-    tw_bulk_group();
+TW_DEVICE void tw_carry(int group, uint32_t from, T* to, int64_t step, int last, int count) {
+  tw_wait_kept(group);
+  for (int row = threadIdx.x & 31; row < 64; row += 32) {
+    if (row <= last && count > 0) {
+      tw_bulk_out(to + row * step, from + row * TW_KEPT_ROW, count * (int)sizeof(T));
+    }
   }
+  tw_bulk_group();
+  tw_bulk_read();
+  tw_give_free(group);
 }
