@@ -17,6 +17,7 @@ from tilewright.targets.cpu.latent import accepts_latent, latent_schedules, late
 from tilewright.targets.cpu.routed import refuses_routed, route_bytes, routed_schedules
 
 PANEL = 16  # output columns of a packed panel
+DIGIT_FLOATS = 52  # size of a `digit_block` of tw_exact.h, which is for 32 values of a row
 
 
 def _anchors(body: Graph, kind: Kind) -> list[Node]:
@@ -143,15 +144,18 @@ def contract_scratch(
     rows = _bound(product(body.type_of(anchors[0].inputs[0]).shape[:-1]), bounds)
     formats = [body.type_of(a.inputs[1]) for a in anchors]
     group = _group(formats[0])
-    factored = numerics.scale_order == "factored" and group > 1
-    stride = -(-k // PANEL) * PANEL + PANEL
+    exact = numerics.atom == "integer"
+    factored = numerics.scale_order == "factored" and group > 1 and not exact
+    stride = _up(k // group * DIGIT_FLOATS if exact else k) + PANEL
     has_min = isinstance(formats[0].dtype, BlockFormat) and formats[0].dtype.minimum is not None
     sums = -(-(k // group) // PANEL) * PANEL if factored and has_min else 0
     row_bytes = (stride + sums) * 4
     slab = acc = 0
     if s["form"] == 1:
         scales = s["k_block"] // group * 32 if factored else 0
-        slab = s["panel_tile"] * (s["k_block"] * PANEL + scales) * 4
+        floats = s["k_block"] * PANEL // 4 + s["k_block"] // group * PANEL
+        floats = floats if exact else s["k_block"] * PANEL + scales
+        slab = s["panel_tile"] * floats * 4
         floats = (s["row_block"] + s["row_tile"]) * s["panel_tile"] * PANEL
         acc = floats * (len(anchors) + (numerics.segments > 1)) * 4
     per_thread = slab + acc + (0 if s["phase"] else s["row_block"] * row_bytes)

@@ -1,0 +1,148 @@
+// Exact sums of products of e4m3 rows with e2m1 weights, in integers.
+//
+// Twice an e2m1 plus 12 is an integer 0 .. 24. A block of 32 e4m3 values has a common power of two as its unit,
+// of which each is an integer below 2^20: three signed digits of base 128. A byte of a weight and one of a digit
+// are multiplied and added in pairs. A sum of 32 products less the 12s fits 16 bits, where wrapping on the way
+// does not matter. Blocks whose values lie within ten binades, most of them, need no last digit.
+//
+//   digit_block     32 values of one row; make_digits fills it
+//   byte_pairs      weights of k and k + 1 of 16 columns: load_pairs reads those of four k of a group of `fp4`
+//   digit_sums      sums of 16 columns, of one digit: start_sums, then add_pair for each two k
+//   whole_sums      sums of all digits joined, as fp32: the block's sum in units of `digit_block::unit`, rounded
+//                   once (two digits: exact)
+#pragma once
+#include "tw_vec.h"
+
+namespace tw {
+
+constexpr int MAX_DIGITS = 3;
+
+// values[k] = (digit[0] * 128 + digit[1] + digit[2] / 128) * 2 * unit.
+struct alignas(16) digit_block {
+  uint32_t pair[MAX_DIGITS][16];  // digits of k and k + 1 as bytes, twice
+  int16_t offset[MAX_DIGITS];     // -12 times the sum of the digits
+  int16_t num_digits;             // 2 or 3
+  float unit;                     // NaN if a value is no number
+};
+
+// The digits of 32 values: each 0, or with at most 4 significant bits, from 2^-63 to 2^127 and within 17 binades.
+static TW_NOINLINE void make_digits(const float* x, digit_block* block) {
+  int32_t most = 0;
+  for (int k = 0; k < 32; ++k) {
+    const int32_t size = (int32_t)(bits_from_f32(x[k]) & 0x7fffffffu);
+    most = size > most ? size : most;
+  }
+  // The largest value is 8 .. 15 times 2^(exponent - 130); a last digit stands for 2^(exponent - 146).
+  const int32_t exponent = most >> 23 < 64 ? 64 : most >> 23;
+  const bool finite = exponent < 255;
+  const float factor = finite ? f32_from_bits((uint32_t)(273 - exponent) << 23) : 0.0f;
+  alignas(64) int32_t digit[MAX_DIGITS][32];
+  int32_t last = 0, sum[MAX_DIGITS] = {0, 0, 0};
+  for (int k = 0; k < 32; ++k) {
+    const int32_t value = finite ? (int32_t)(x[k] * factor) : 0;
+    const int32_t low = ((value + 64) & 127) - 64, rest = (value - low) >> 7;
+    const int32_t middle = ((rest + 64) & 127) - 64, high = (rest - middle) >> 7;
+    digit[0][k] = high;
+    digit[1][k] = middle;
+    digit[2][k] = low;
+    last |= low;
+    sum[0] += high;
+    sum[1] += middle;
+    sum[2] += low;
+  }
+  for (int d = 0; d < MAX_DIGITS; ++d) {
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t pair = ((uint32_t)digit[d][2 * i] & 255u) | ((uint32_t)digit[d][2 * i + 1] & 255u) << 8;
+      block->pair[d][i] = pair | pair << 16;
+    }
+    block->offset[d] = (int16_t)(-12 * sum[d]);
+  }
+  block->num_digits = last ? 3 : 2;
+  // Of the digit in the middle; halved, because weights are doubled.
+  block->unit = finite ? f32_from_bits((uint32_t)(exponent - 13) << 23) : __builtin_nanf("");
+}
+
+#if defined(__AVX2__)
+struct byte_pairs { __m256i x; };
+struct digit_sums { __m256i x; };
+
+static TW_INLINE void load_pairs(const uint8_t* quads, byte_pairs& first, byte_pairs& second) {
+  const __m256i table =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  const __m256i both = _mm256_loadu_si256((const __m256i*)quads), low = _mm256_set1_epi8(15);
+  first.x = _mm256_shuffle_epi8(table, _mm256_and_si256(both, low));
+  second.x = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
+}
+static TW_INLINE byte_pairs load_bytes(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+static TW_INLINE void store_bytes(uint8_t* p, byte_pairs pairs) { _mm256_storeu_si256((__m256i*)p, pairs.x); }
+static TW_INLINE digit_sums start_sums(int16_t offset) { return {_mm256_set1_epi16(offset)}; }
+static TW_INLINE digit_sums add_pair(digit_sums sums, byte_pairs weights, uint32_t pair) {
+  __m256i next = _mm256_add_epi16(sums.x, _mm256_maddubs_epi16(weights.x, _mm256_set1_epi32((int)pair)));
+  asm("" : "+x"(next));  // or else the compiler makes a tree of the sums, and spills its leaves
+  return {next};
+}
+static TW_INLINE v16 floats(__m256i x, __m256i y) {
+  const __m256 low = _mm256_cvtepi32_ps(x), high = _mm256_cvtepi32_ps(y);
+#if defined(__AVX512F__)
+  return {_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1)};
+#else
+  return {low, high};
+#endif
+}
+static TW_INLINE __m256i join(__m256i high_low) {
+  return _mm256_madd_epi16(high_low, _mm256_set1_epi32(128 | 1 << 16));
+}
+// The layout has columns 0 .. 3 and 8 .. 11 in the first half: interleaved by halves, digits come out in order.
+static TW_INLINE v16 whole_sums(const digit_sums (&s)[2]) {
+  return floats(join(_mm256_unpacklo_epi16(s[0].x, s[1].x)), join(_mm256_unpackhi_epi16(s[0].x, s[1].x)));
+}
+static TW_INLINE __m256i join_last(__m256i whole, __m256i last) {
+  return _mm256_add_epi32(_mm256_slli_epi32(whole, 7), _mm256_srai_epi32(last, 16));
+}
+static TW_INLINE v16 whole_sums(const digit_sums (&s)[3]) {
+  const __m256i x = join(_mm256_unpacklo_epi16(s[0].x, s[1].x)), y = join(_mm256_unpackhi_epi16(s[0].x, s[1].x));
+  const v16 sums = floats(join_last(x, _mm256_unpacklo_epi16(s[2].x, s[2].x)),
+                          join_last(y, _mm256_unpackhi_epi16(s[2].x, s[2].x)));
+  return mul(sums, set1(0.0078125f));
+}
+
+#else
+struct byte_pairs { uint8_t x[32]; };
+struct digit_sums { int16_t x[16]; };
+
+static TW_INLINE void load_pairs(const uint8_t* quads, byte_pairs& first, byte_pairs& second) {
+  static const uint8_t table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  for (int i = 0; i < 32; ++i) {
+    first.x[i] = table[quads[i] & 15];
+    second.x[i] = table[quads[i] >> 4];
+  }
+}
+static TW_INLINE byte_pairs load_bytes(const uint8_t* p) {
+  byte_pairs pairs;
+  memcpy(pairs.x, p, 32);
+  return pairs;
+}
+static TW_INLINE void store_bytes(uint8_t* p, byte_pairs pairs) { memcpy(p, pairs.x, 32); }
+static TW_INLINE digit_sums start_sums(int16_t offset) {
+  digit_sums sums;
+  for (int i = 0; i < 16; ++i) sums.x[i] = offset;
+  return sums;
+}
+static TW_INLINE digit_sums add_pair(digit_sums sums, byte_pairs weights, uint32_t pair) {
+  const int32_t a = (int8_t)pair, b = (int8_t)(pair >> 8);
+  for (int i = 0; i < 16; ++i) sums.x[i] = (int16_t)(sums.x[i] + weights.x[2 * i] * a + weights.x[2 * i + 1] * b);
+  return sums;
+}
+template <int D>
+static TW_INLINE v16 whole_sums(const digit_sums (&s)[D]) {
+  alignas(64) float out[16];
+  for (int c = 0; c < 16; ++c) {
+    const int place = c / 4 == 1 ? c + 4 : c / 4 == 2 ? c - 4 : c;
+    const int32_t whole = s[0].x[place] * 128 + s[1].x[place];
+    out[c] = D == 2 ? (float)whole : (float)(whole * 128 + s[D - 1].x[place]) * 0.0078125f;
+  }
+  return load(out);
+}
+#endif
+
+}  // namespace tw
