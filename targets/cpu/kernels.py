@@ -114,14 +114,13 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
     if first.op != "linear":
         return routed_schedules(body, first, rows)
     layout = FORMATS[PANEL_FORMATS[str(body.type_of(first.inputs[1]).dtype)]]
-    tiles = ((4, 1), (3, 1), (2, 2))
-    ahead = (4096, 8192, 2048)
+    tiles, ahead = ((4, 1), (3, 1), (2, 2)), (4096, 8192, 2048)
     if rows == 1:
         # Plain weights take so little work that more panels at once keep more lines on their way;
         # codes of floats, the opposite: one panel after the other is read as one stream.
         one = 1 if layout.float_codes else 2 if layout.words else 4
         tiles = ((1, one), *((1, n) for n in (2, 1) if n != one))
-        ahead = (4096, 8192, 2048) if layout.words and not layout.float_codes else (2048, 4096, 8192)
+        ahead = ahead if one == 2 else (2048, 4096, 8192)
     # A narrow matrix gives few items: of one panel each, so that every thread has some.
     narrow = int(body.type_of(first.inputs[1]).shape[0]) <= 8 * PANEL
     streams = [

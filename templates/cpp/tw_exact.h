@@ -26,7 +26,7 @@ struct alignas(16) digit_block {
 };
 
 // The digits of 32 values: each 0, or with at most 4 significant bits, from 2^-63 to 2^127 and within 17 binades.
-static TW_NOINLINE void make_digits(const float* x, digit_block* block) {
+static inline void make_digits(const float* x, digit_block* block) {
   int32_t most = 0;
   for (int k = 0; k < 32; ++k) {
     const int32_t size = (int32_t)(bits_from_f32(x[k]) & 0x7fffffffu);
