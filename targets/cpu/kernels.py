@@ -114,7 +114,8 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
     if first.op != "linear":
         return routed_schedules(body, first, rows)
     layout = FORMATS[PANEL_FORMATS[str(body.type_of(first.inputs[1]).dtype)]]
-    tiles, ahead = ((4, 1), (3, 1), (2, 2)), (4096, 8192, 2048)
+    tiles: tuple[tuple[int, int], ...] = ((4, 1), (3, 1), (2, 2))
+    ahead = (4096, 8192, 2048)
     if rows == 1:
         # Plain weights take so little work that more panels at once keep more lines on their way;
         # codes of floats, the opposite: one panel after the other is read as one stream.

@@ -116,36 +116,48 @@ static TW_NOINLINE void fill_exact_slab(const uint8_t* first_panel, int64_t stri
   }
 }
 
-template <int R, int P, int D, int64_t K_BLOCK>
+// Last digits of one row, which few blocks have: apart, so that sums of all others stay in registers.
+template <int P, int64_t K_BLOCK>
+static TW_NOINLINE void last_digits(const uint8_t* bytes, const digit_block& row, digit_sums (&sums)[P]) {
+  TW_UNROLL(4)
+  for (int p = 0; p < P; ++p) sums[p] = start_sums(row.offset[2]);
+  TW_UNROLL(4)
+  for (int i = 0; i < 16; ++i)
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p)
+      sums[p] = add_pair(sums[p], load_bytes(bytes + p * K_BLOCK * 16 + 32 * i), row.pair[2][i]);
+}
+
+template <int R, int P, int64_t K_BLOCK>
 static TW_INLINE void exact_slab_group(const uint8_t* bytes, const float* scale, const digit_rows<R>& rows,
                                        bool first, float* acc) {
-  tile_sums<R, P, D> sums;
+  tile_sums<R, P, 2> sums;
   sums.start(rows);
   TW_UNROLL(2)
   for (int i = 0; i < 16; ++i)
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) sums.add(rows, p, load_bytes(bytes + p * K_BLOCK * 16 + 32 * i), i);
   TW_UNROLL(6)
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r) {
+    const bool has_last = rows.block[r]->num_digits > 2;
+    digit_sums last[P];
+    if (has_last) last_digits<P, K_BLOCK>(bytes, *rows.block[r], last);
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) {
       float* out = acc + (r * P + p) * 16;
+      const v16 part = has_last ? whole_sums({sums.s[r][p][0], sums.s[r][p][1], last[p]}) : whole_sums(sums.s[r][p]);
       const v16 d = load(scale + p * (K_BLOCK / 32) * 16);
-      store(out, sums.scaled(rows, r, p, d, first ? zero() : load(out)));
+      store(out, fma(d, mul(part, set1(rows.block[r]->unit)), first ? zero() : load(out)));
     }
+  }
 }
 
 // acc[(r * P + p) * 16 ..] continues over one slab of `count` values of k; `first` starts it at +0.
 template <int R, int P, int64_t K_BLOCK>
 static TW_NOINLINE void slab_exact(const uint8_t* bytes, const float* scale, const row_tile<R>& rows, int64_t k0,
                                    int64_t count, bool first, float* acc) {
-  for (int64_t g = 0; g < count / 32; ++g, bytes += 512, scale += 16) {
-    const digit_rows<R> blocks(rows, k0 / 32 + g);
-    if (__builtin_expect(blocks.has_last(), 0))
-      exact_slab_group<R, P, 3, K_BLOCK>(bytes, scale, blocks, first && g == 0, acc);
-    else
-      exact_slab_group<R, P, 2, K_BLOCK>(bytes, scale, blocks, first && g == 0, acc);
-  }
+  for (int64_t g = 0; g < count / 32; ++g, bytes += 512, scale += 16)
+    exact_slab_group<R, P, K_BLOCK>(bytes, scale, digit_rows<R>(rows, k0 / 32 + g), first && g == 0, acc);
 }
 
 }  // namespace tw

@@ -78,7 +78,8 @@ static TW_INLINE void store_bytes(uint8_t* p, byte_pairs pairs) { _mm256_storeu_
 static TW_INLINE digit_sums start_sums(int16_t offset) { return {_mm256_set1_epi16(offset)}; }
 static TW_INLINE digit_sums add_pair(digit_sums sums, byte_pairs weights, uint32_t pair) {
   __m256i next = _mm256_add_epi16(sums.x, _mm256_maddubs_epi16(weights.x, _mm256_set1_epi32((int)pair)));
-  asm("" : "+x"(next));  // or else the compiler makes a tree of the sums, and spills its leaves
+  // Else the compiler makes a tree of the sums and reads far ahead, and spills what does not fit registers.
+  asm volatile("" : "+x"(next) : : "memory");
   return {next};
 }
 static TW_INLINE v16 floats(__m256i x, __m256i y) {
