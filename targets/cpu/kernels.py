@@ -17,7 +17,7 @@ from tilewright.targets.cpu.latent import accepts_latent, latent_schedules, late
 from tilewright.targets.cpu.routed import refuses_routed, route_bytes, routed_schedules
 
 PANEL = 16  # output columns of a packed panel
-DIGIT_FLOATS = 52  # size of a `digit_block` of tw_exact.h, which is for 32 values of a row
+DIGIT_FLOATS = 84  # size of a `digit_block` of tw_exact.h, which is for 32 values of a row
 
 
 def _anchors(body: Graph, kind: Kind) -> list[Node]:
@@ -161,7 +161,7 @@ def contract_scratch(
     slab = acc = 0
     if s["form"] == 1:
         scales = s["k_block"] // group * 32 if factored else 0
-        floats = s["k_block"] * PANEL // 4 + s["k_block"] // group * PANEL
+        floats = s["k_block"] * PANEL // 2 + s["k_block"] // group * PANEL
         floats = floats if exact else s["k_block"] * PANEL + scales
         slab = s["panel_tile"] * floats * 4
         floats = (s["row_block"] + s["row_tile"]) * s["panel_tile"] * PANEL

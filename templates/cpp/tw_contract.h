@@ -79,7 +79,7 @@ struct sizes {
   static constexpr int64_t ITEMS = lists::items(S::PANELS_PER_ITEM);
   static constexpr int64_t SCALE_FLOATS = FACTORS ? S::K_BLOCK / weight::GROUP * 32 : 0;
   static constexpr int64_t PANEL_SLAB_BYTES =
-      EXACT ? S::K_BLOCK * 16 + S::K_BLOCK / 32 * 64 : (S::K_BLOCK * 16 + SCALE_FLOATS) * 4;
+      EXACT ? S::K_BLOCK * 32 + S::K_BLOCK / 32 * 64 : (S::K_BLOCK * 16 + SCALE_FLOATS) * 4;
   static constexpr int64_t SLAB_BYTES = S::FORM == SLAB ? S::PANEL_TILE * PANEL_SLAB_BYTES : 0;
   static constexpr int64_t ACC_FLOATS = (S::ROW_BLOCK + S::ROW_TILE) * S::PANEL_TILE * 16;
   static constexpr int64_t ACC_BYTES =
@@ -249,8 +249,8 @@ struct launch {
   template <class W, int PT>
   static void slab_weight(const view& v, const uint8_t* packed, int64_t panel, float* acc, float* total) {
     static_assert(S::K_BLOCK % W::GROUP == 0, "K block must hold whole groups");
-    float* value = v.scratch;  // bytes, where sums are exact
-    float* scale = value + S::PANEL_TILE * S::K_BLOCK * (Z::EXACT ? 4 : 16);
+    float* value = v.scratch;  // word_pairs, where sums are exact
+    float* scale = value + S::PANEL_TILE * S::K_BLOCK * (Z::EXACT ? 8 : 16);
     const uint8_t* first_panel = packed + panel * panel_bytes<W>(P::K);
     constexpr int64_t length = P::K / P::SEGMENTS;
     for (int segment = 0; segment < P::SEGMENTS; ++segment) {
@@ -259,7 +259,7 @@ struct launch {
       for (int64_t k0 = begin; k0 < end; k0 += S::K_BLOCK) {
         const int64_t k1 = k0 + S::K_BLOCK < end ? k0 + S::K_BLOCK : end;
         if constexpr (Z::EXACT)
-          fill_exact_slab<PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, (uint8_t*)value, scale);
+          fill_exact_slab<PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, (word_pairs*)value, scale);
         else
           fill_slab<W, P::ORDER, PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, value, scale);
         each_row_tile<S::ROW_TILE>(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
@@ -267,7 +267,7 @@ struct launch {
           const row_tile<R> rows = tile_rows<R>(v, first);
           float* tile = out + first * PT * 16;
           if constexpr (Z::EXACT)
-            slab_exact<R, PT, S::K_BLOCK>((const uint8_t*)value, scale, rows, k0, k1 - k0, k0 == begin, tile);
+            slab_exact<R, PT, S::K_BLOCK>((const word_pairs*)value, scale, rows, k0, k1 - k0, k0 == begin, tile);
           else if constexpr (P::ORDER == FACTORED && W::HAS_SCALE)
             slab_factored<W, R, PT, S::K_BLOCK>(value, scale, rows, k0, k1 - k0, k0 == begin, tile);
           else

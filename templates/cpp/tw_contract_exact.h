@@ -94,70 +94,72 @@ static TW_NOINLINE void exact_tile(const uint8_t* first_panel, const row_tile<R>
     for (int p = 0; p < P; ++p) store(out + (r * P + p) * 16, acc[r][p]);
 }
 
-// The GEMM form works on a slab of K_BLOCK values of k of P panels, decoded once: bytes of 16 columns by k / 2
-// (512 of them a group), and floats scale[p][group][16].
+// The GEMM form works on a slab of K_BLOCK values of k of P panels, decoded once: word_pairs[p][K_BLOCK / 2] and
+// floats scale[p][group][16].
 template <int P, int64_t K_BLOCK>
 static TW_NOINLINE void fill_exact_slab(const uint8_t* first_panel, int64_t stride, int64_t k0, int64_t k1,
-                                        uint8_t* bytes, float* scale) {
+                                        word_pairs* words, float* scale) {
   for (int p = 0; p < P; ++p) {
     const uint8_t* group = first_panel + p * stride + k0 / 32 * fp4::GROUP_BYTES;
-    uint8_t* out = bytes + p * K_BLOCK * 16;
+    word_pairs* out = words + p * (K_BLOCK / 2);
     float* out_scale = scale + p * (K_BLOCK / 32) * 16;
     for (int64_t k = k0; k < k1; k += 32, group += fp4::GROUP_BYTES, out_scale += 16) {
       store(out_scale, load_e8m0(group));
       TW_UNROLL(8)
-      for (int j = 0; j < 8; ++j, out += 64) {
+      for (int j = 0; j < 8; ++j, out += 2) {
         byte_pairs first, second;
         load_pairs(group + 16 + 32 * j, first, second);
-        store_bytes(out, first);
-        store_bytes(out + 32, second);
+        out[0] = widen(first);
+        out[1] = widen(second);
       }
     }
   }
 }
 
-// Last digits of one row, which few blocks have: apart, so that sums of all others stay in registers.
-template <int P, int64_t K_BLOCK>
-static TW_NOINLINE void last_digits(const uint8_t* bytes, const digit_block& row, digit_sums (&sums)[P]) {
+// Sums of second words, of one row: few blocks have them.
+static TW_NOINLINE word_sums second_words(const word_pairs* words, const digit_block& row) {
+  word_sums sums = zero_words();
   TW_UNROLL(4)
-  for (int p = 0; p < P; ++p) sums[p] = start_sums(row.offset[2]);
-  TW_UNROLL(4)
-  for (int i = 0; i < 16; ++i)
-    TW_UNROLL(4)
-    for (int p = 0; p < P; ++p)
-      sums[p] = add_pair(sums[p], load_bytes(bytes + p * K_BLOCK * 16 + 32 * i), row.pair[2][i]);
+  for (int i = 0; i < 16; ++i) sums = add_words(sums, words[i], row.word[1][i]);
+  return sums;
 }
 
 template <int R, int P, int64_t K_BLOCK>
-static TW_INLINE void exact_slab_group(const uint8_t* bytes, const float* scale, const digit_rows<R>& rows,
+static TW_INLINE void exact_slab_group(const word_pairs* words, const float* scale, const digit_rows<R>& rows,
                                        bool first, float* acc) {
-  tile_sums<R, P, 2> sums;
-  sums.start(rows);
+  word_sums sums[R][P];
+  TW_UNROLL(6)
+  for (int r = 0; r < R; ++r)
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) sums[r][p] = zero_words();
   TW_UNROLL(2)
   for (int i = 0; i < 16; ++i)
     TW_UNROLL(4)
-    for (int p = 0; p < P; ++p) sums.add(rows, p, load_bytes(bytes + p * K_BLOCK * 16 + 32 * i), i);
+    for (int p = 0; p < P; ++p) {
+      const word_pairs pairs = words[p * (K_BLOCK / 2) + i];
+      TW_UNROLL(6)
+      for (int r = 0; r < R; ++r) sums[r][p] = add_words(sums[r][p], pairs, rows.block[r]->word[0][i]);
+    }
   TW_UNROLL(6)
-  for (int r = 0; r < R; ++r) {
-    const bool has_last = rows.block[r]->num_digits > 2;
-    digit_sums last[P];
-    if (has_last) last_digits<P, K_BLOCK>(bytes, *rows.block[r], last);
+  for (int r = 0; r < R; ++r)
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) {
+      const digit_block& row = *rows.block[r];
+      v16 part = whole_words(sums[r][p]);
+      if (__builtin_expect(row.num_words > 1, 0))
+        part = whole_words(sums[r][p], second_words(words + p * (K_BLOCK / 2), row));
       float* out = acc + (r * P + p) * 16;
-      const v16 part = has_last ? whole_sums({sums.s[r][p][0], sums.s[r][p][1], last[p]}) : whole_sums(sums.s[r][p]);
       const v16 d = load(scale + p * (K_BLOCK / 32) * 16);
-      store(out, fma(d, mul(part, set1(rows.block[r]->unit)), first ? zero() : load(out)));
+      store(out, fma(d, mul(part, set1(row.unit * 0.25f)), first ? zero() : load(out)));
     }
-  }
 }
 
 // acc[(r * P + p) * 16 ..] continues over one slab of `count` values of k; `first` starts it at +0.
 template <int R, int P, int64_t K_BLOCK>
-static TW_NOINLINE void slab_exact(const uint8_t* bytes, const float* scale, const row_tile<R>& rows, int64_t k0,
+static TW_NOINLINE void slab_exact(const word_pairs* words, const float* scale, const row_tile<R>& rows, int64_t k0,
                                    int64_t count, bool first, float* acc) {
-  for (int64_t g = 0; g < count / 32; ++g, bytes += 512, scale += 16)
-    exact_slab_group<R, P, K_BLOCK>(bytes, scale, digit_rows<R>(rows, k0 / 32 + g), first && g == 0, acc);
+  for (int64_t g = 0; g < count / 32; ++g, words += 16, scale += 16)
+    exact_slab_group<R, P, K_BLOCK>(words, scale, digit_rows<R>(rows, k0 / 32 + g), first && g == 0, acc);
 }
 
 }  // namespace tw

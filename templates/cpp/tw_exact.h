@@ -5,11 +5,15 @@
 // are multiplied and added in pairs. A sum of 32 products less the 12s fits 16 bits, where wrapping on the way
 // does not matter. Blocks whose values lie within ten binades, most of them, need no last digit.
 //
-//   digit_block     32 values of one row; make_digits fills it
+// Where a decoded weight serves many rows, 16-bit words are fewer instructions: one sum of 32 bits holds twelve
+// binades. Both ways are exact, so they agree.
+//
+//   digit_block     32 values of one row, as digits and as words; make_digits fills it
 //   byte_pairs      weights of k and k + 1 of 16 columns: load_pairs reads those of four k of a group of `fp4`
 //   digit_sums      sums of 16 columns, of one digit: start_sums, then add_pair for each two k
 //   whole_sums      sums of all digits joined, as fp32: the block's sum in units of `digit_block::unit`, rounded
 //                   once (two digits: exact)
+//   word_pairs, word_sums   the same in words: widen, zero_words, add_words, whole_words
 #pragma once
 #include "tw_vec.h"
 
@@ -17,11 +21,13 @@ namespace tw {
 
 constexpr int MAX_DIGITS = 3;
 
-// values[k] = (digit[0] * 128 + digit[1] + digit[2] / 128) * 2 * unit.
+// values[k] = (digit[0] * 128 + digit[1] + digit[2] / 128) * 2 * unit = (word[0] + word[1] / 32) * unit / 2.
 struct alignas(16) digit_block {
   uint32_t pair[MAX_DIGITS][16];  // digits of k and k + 1 as bytes, twice
+  uint32_t word[2][16];           // of k and k + 1
   int16_t offset[MAX_DIGITS];     // -12 times the sum of the digits
-  int16_t num_digits;             // 2 or 3
+  int8_t num_digits;              // 2 or 3
+  int8_t num_words;               // 1 or 2
   float unit;                     // NaN if a value is no number
 };
 
@@ -36,8 +42,8 @@ static inline void make_digits(const float* x, digit_block* block) {
   const int32_t exponent = most >> 23 < 64 ? 64 : most >> 23;
   const bool finite = exponent < 255;
   const float factor = finite ? f32_from_bits((uint32_t)(273 - exponent) << 23) : 0.0f;
-  alignas(64) int32_t digit[MAX_DIGITS][32];
-  int32_t last = 0, sum[MAX_DIGITS] = {0, 0, 0};
+  alignas(64) int32_t digit[MAX_DIGITS][32], word[2][32];
+  int32_t last = 0, tail = 0, sum[MAX_DIGITS] = {0, 0, 0};
   for (int k = 0; k < 32; ++k) {
     const int32_t value = finite ? (int32_t)(x[k] * factor) : 0;
     const int32_t low = ((value + 64) & 127) - 64, rest = (value - low) >> 7;
@@ -45,7 +51,10 @@ static inline void make_digits(const float* x, digit_block* block) {
     digit[0][k] = high;
     digit[1][k] = middle;
     digit[2][k] = low;
+    word[0][k] = value >> 5;
+    word[1][k] = value & 31;
     last |= low;
+    tail |= value & 31;
     sum[0] += high;
     sum[1] += middle;
     sum[2] += low;
@@ -57,7 +66,11 @@ static inline void make_digits(const float* x, digit_block* block) {
     }
     block->offset[d] = (int16_t)(-12 * sum[d]);
   }
+  for (int w = 0; w < 2; ++w)
+    for (int i = 0; i < 16; ++i)
+      block->word[w][i] = ((uint32_t)word[w][2 * i] & 65535u) | (uint32_t)word[w][2 * i + 1] << 16;
   block->num_digits = last ? 3 : 2;
+  block->num_words = tail ? 2 : 1;
   // Of the digit in the middle; halved, because weights are doubled.
   block->unit = finite ? f32_from_bits((uint32_t)(exponent - 13) << 23) : __builtin_nanf("");
 }
@@ -73,8 +86,6 @@ static TW_INLINE void load_pairs(const uint8_t* quads, byte_pairs& first, byte_p
   first.x = _mm256_shuffle_epi8(table, _mm256_and_si256(both, low));
   second.x = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
 }
-static TW_INLINE byte_pairs load_bytes(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
-static TW_INLINE void store_bytes(uint8_t* p, byte_pairs pairs) { _mm256_storeu_si256((__m256i*)p, pairs.x); }
 static TW_INLINE digit_sums start_sums(int16_t offset) { return {_mm256_set1_epi16(offset)}; }
 static TW_INLINE digit_sums add_pair(digit_sums sums, byte_pairs weights, uint32_t pair) {
   __m256i next = _mm256_add_epi16(sums.x, _mm256_maddubs_epi16(weights.x, _mm256_set1_epi32((int)pair)));
@@ -107,6 +118,29 @@ static TW_INLINE v16 whole_sums(const digit_sums (&s)[3]) {
   return mul(sums, set1(0.0078125f));
 }
 
+struct word_pairs { __m256i x, y; };
+struct word_sums { __m256i x, y; };
+
+static TW_INLINE word_pairs widen(byte_pairs pairs) {
+  const __m256i none = _mm256_setzero_si256(), twelve = _mm256_set1_epi16(12);
+  return {_mm256_sub_epi16(_mm256_unpacklo_epi8(pairs.x, none), twelve),
+          _mm256_sub_epi16(_mm256_unpackhi_epi8(pairs.x, none), twelve)};
+}
+static TW_INLINE word_sums zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static TW_INLINE word_sums add_words(word_sums sums, const word_pairs& weights, uint32_t pair) {
+  const __m256i both = _mm256_set1_epi32((int)pair);
+  __m256i x = _mm256_add_epi32(sums.x, _mm256_madd_epi16(weights.x, both));
+  __m256i y = _mm256_add_epi32(sums.y, _mm256_madd_epi16(weights.y, both));
+  asm volatile("" : "+x"(x), "+x"(y) : : "memory");
+  return {x, y};
+}
+static TW_INLINE v16 whole_words(word_sums first) { return floats(first.x, first.y); }
+static TW_INLINE v16 whole_words(word_sums first, word_sums second) {
+  const v16 sums = floats(_mm256_add_epi32(_mm256_slli_epi32(first.x, 5), second.x),
+                          _mm256_add_epi32(_mm256_slli_epi32(first.y, 5), second.y));
+  return mul(sums, set1(0.03125f));
+}
+
 #else
 struct byte_pairs { uint8_t x[32]; };
 struct digit_sums { int16_t x[16]; };
@@ -118,12 +152,6 @@ static TW_INLINE void load_pairs(const uint8_t* quads, byte_pairs& first, byte_p
     second.x[i] = table[quads[i] >> 4];
   }
 }
-static TW_INLINE byte_pairs load_bytes(const uint8_t* p) {
-  byte_pairs pairs;
-  memcpy(pairs.x, p, 32);
-  return pairs;
-}
-static TW_INLINE void store_bytes(uint8_t* p, byte_pairs pairs) { memcpy(p, pairs.x, 32); }
 static TW_INLINE digit_sums start_sums(int16_t offset) {
   digit_sums sums;
   for (int i = 0; i < 16; ++i) sums.x[i] = offset;
@@ -142,6 +170,34 @@ static TW_INLINE v16 whole_sums(const digit_sums (&s)[D]) {
     const int32_t whole = s[0].x[place] * 128 + s[1].x[place];
     out[c] = D == 2 ? (float)whole : (float)(whole * 128 + s[D - 1].x[place]) * 0.0078125f;
   }
+  return load(out);
+}
+
+struct word_pairs { int16_t x[16][2]; };
+struct word_sums { int32_t x[16]; };
+
+static TW_INLINE word_pairs widen(byte_pairs pairs) {
+  word_pairs words;
+  for (int c = 0; c < 16; ++c) {
+    const int place = c / 4 == 1 ? c + 4 : c / 4 == 2 ? c - 4 : c;
+    for (int i = 0; i < 2; ++i) words.x[c][i] = (int16_t)(pairs.x[2 * place + i] - 12);
+  }
+  return words;
+}
+static TW_INLINE word_sums zero_words() { return {}; }
+static TW_INLINE word_sums add_words(word_sums sums, const word_pairs& weights, uint32_t pair) {
+  const int32_t a = (int16_t)pair, b = (int16_t)(pair >> 16);
+  for (int c = 0; c < 16; ++c) sums.x[c] += weights.x[c][0] * a + weights.x[c][1] * b;
+  return sums;
+}
+static TW_INLINE v16 whole_words(word_sums first) {
+  alignas(64) float out[16];
+  for (int c = 0; c < 16; ++c) out[c] = (float)first.x[c];
+  return load(out);
+}
+static TW_INLINE v16 whole_words(word_sums first, word_sums second) {
+  alignas(64) float out[16];
+  for (int c = 0; c < 16; ++c) out[c] = (float)(first.x[c] * 32 + second.x[c]) * 0.03125f;
   return load(out);
 }
 #endif

@@ -40,6 +40,7 @@ def e4m3_rows(rng: np.random.Generator, rows: int) -> F32:
     """Rows of all codes of e4m3, a power of two for each block: wide and narrow blocks, zeros."""
     sign = rng.integers(0, 2, (rows, K), np.uint8) << 7
     codes = rng.integers(0, 127, (rows, K), np.uint8) | sign
+    codes[:, 32:64] &= rng.choice(np.array([0xFF, 0x87, 0xC7], np.uint8), (rows, 1))
     narrow = rng.integers(0, 2, (rows, K // 32)).repeat(32, 1).astype(bool)
     codes = np.where(narrow, codes & 0xBF | 0x40, codes)  # six binades: two digits are enough
     codes = np.where(codes & 0x7F == 0x7F, 0, codes).astype(np.uint8)
