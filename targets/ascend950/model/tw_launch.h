@@ -27,7 +27,7 @@ inline void Block::begin(Launch* launch_, int id_, uint32_t serial_) {
   for (auto& c : arrivals) for (auto& a : c) a.clocks.clear();
   for (auto& c : lock) for (auto& l : c) l = Lock();
   issue_clocks.assign(1, Clock());
-  queued = 0, next_seq = 0, gm_free = 0, dead = false, vector = nullptr;
+  queued = 0, next_seq = 0, gm_free = 0, dead = false, vector = nullptr, lane.extent = 0, gm_tensor = -1;
   totals = Totals(), events.clear(), sites.clear(), site_ids.clear();
   sites.push_back({"nothing", "", 0, 0});
   for (int c = 0; c < 3; ++c) {
@@ -137,11 +137,6 @@ inline void merge(Launch& launch, Block& block) {
     launch.high[m->place] = std::max(launch.high[m->place], m->high);
     if (launch.map && block.id == 0) block.ranges(*m, launch.ranges);
   }
-}
-
-inline uint32_t next_serial() {
-  static uint32_t serial = 0;
-  return __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED);
 }
 
 inline void run_blocks(Launch* launch, int begin, int end) {
