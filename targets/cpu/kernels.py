@@ -17,7 +17,7 @@ from tilewright.targets.cpu.latent import accepts_latent, latent_schedules, late
 from tilewright.targets.cpu.routed import refuses_routed, route_bytes, routed_schedules
 
 PANEL = 16  # output columns of a packed panel
-DIGIT_FLOATS = 84  # size of a `digit_block` of tw_exact.h, which is for 32 values of a row
+BLOCK_FLOATS = (52, 36)  # sizes of `digit_block` and `word_block` of tw_exact.h: 32 values of a row
 
 
 def _anchors(body: Graph, kind: Kind) -> list[Node]:
@@ -154,7 +154,7 @@ def contract_scratch(
     group = _group(formats[0])
     exact = numerics.atom == "integer"
     factored = numerics.scale_order == "factored" and group > 1 and not exact
-    stride = _up(k // group * DIGIT_FLOATS if exact else k) + PANEL
+    stride = _up(k // group * BLOCK_FLOATS[s["form"]] if exact else k) + PANEL
     has_min = isinstance(formats[0].dtype, BlockFormat) and formats[0].dtype.minimum is not None
     sums = -(-(k // group) // PANEL) * PANEL if factored and has_min else 0
     row_bytes = (stride + sums) * 4

@@ -32,6 +32,8 @@ template <class... W> struct weight_list {
 template <class... S> struct section_list {};
 
 template <class First, class...> struct first_of { using type = First; };
+template <bool, class A, class> struct choose { using type = A; };
+template <class A, class B> struct choose<false, A, B> { using type = B; };
 template <class A, class B> struct same { static constexpr bool value = false; };
 template <class A> struct same<A, A> { static constexpr bool value = true; };
 
@@ -67,11 +69,12 @@ struct sizes {
   static_assert(!FACTORS || S::ROWS != DIRECT, "factored order rescales the rows: they cannot be read in place");
   static_assert(P::K % P::SEGMENTS == 0, "segments must divide K");
   static constexpr bool EXACT = P::ORDER == EXACTLY;
+  using block = typename choose<S::FORM == SLAB, word_block, digit_block>::type;
   static_assert(!EXACT || (lists::UNIFORM && same<weight, fp4>::value && S::ROWS != DIRECT && P::SEGMENTS == 1),
                 "exact order: fp4 weights, rows that are made, one segment");
   // Rows end with 16 floats of padding: the stride is no power of two, which spreads them over cache sets,
   // and the first row's padding remembers which row block a thread has made (`made`).
-  static constexpr int64_t ROW_FLOATS = EXACT ? P::K / 32 * (int64_t)sizeof(digit_block) / 4 : P::K;
+  static constexpr int64_t ROW_FLOATS = EXACT ? P::K / 32 * (int64_t)sizeof(block) / 4 : P::K;
   static constexpr int64_t STRIDE = ceil_div(ROW_FLOATS, 16) * 16 + 16;
   static constexpr int64_t MADE_OFFSET = (STRIDE - 16) * 4;
   static constexpr int64_t SUM_STRIDE = SUMS ? ceil_div(P::K / weight::GROUP, 16) * 16 : 0;
@@ -173,7 +176,7 @@ struct launch {
     if constexpr (Z::EXACT) {
       alignas(64) float values[P::K];
       P::rows::row(args, row, values);
-      for (int64_t g = 0; g < P::K / 32; ++g) make_digits(values + 32 * g, (digit_block*)a + g);
+      for (int64_t g = 0; g < P::K / 32; ++g) make_block(values + 32 * g, (typename Z::block*)a + g);
       return;
     }
     P::rows::row(args, row, a);
@@ -224,7 +227,7 @@ struct launch {
   template <class W, int R, int PT>
   static TW_INLINE void stream_weight(const uint8_t* panel, const row_tile<R>& rows, float* acc) {
     if constexpr (Z::EXACT)
-      exact_tile<R, PT, S::PREFETCH, P::K>(panel, rows, acc);
+      exact_tile<typename Z::block, R, PT, S::PREFETCH, P::K>(panel, rows, acc);
     else
       stream_tile<W, R, PT, S::PREFETCH, P::ORDER, P::K, P::SEGMENTS>(panel, rows, acc);
   }

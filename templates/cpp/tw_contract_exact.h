@@ -3,25 +3,28 @@
 //   ORDER exact   per group s = the sum of its products, exact and then rounded to fp32;
 //                 acc = fma(d, s, acc) for groups ascending, from acc = +0
 //
-// Rows are digit blocks: `row_tile::a` points to K / 32 of them.
+// Rows are blocks, to K / 32 of which `row_tile::a` points: digit blocks in launches of few rows, word blocks in
+// those of many.
 #pragma once
 #include "tw_contract_tile.h"
 #include "tw_exact.h"
 
 namespace tw {
 
-template <int R>
-struct digit_rows {
-  const digit_block* block[R];
-  TW_INLINE digit_rows(const row_tile<R>& rows, int64_t group) {
-    for (int r = 0; r < R; ++r) block[r] = (const digit_block*)rows.a[r] + group;
+template <class Block, int R>
+struct exact_rows {
+  const Block* block[R];
+  TW_INLINE exact_rows(const row_tile<R>& rows, int64_t group) {
+    for (int r = 0; r < R; ++r) block[r] = (const Block*)rows.a[r] + group;
   }
   TW_INLINE bool has_last() const {
     bool any = false;
-    for (int r = 0; r < R; ++r) any |= block[r]->num_digits > 2;
+    for (int r = 0; r < R; ++r) any |= block[r]->has_last();
     return any;
   }
 };
+template <int R> using digit_rows = exact_rows<digit_block, R>;
+template <int R> using word_rows = exact_rows<word_block, R>;
 
 template <int R, int P, int D>
 struct tile_sums {
@@ -69,8 +72,40 @@ static TW_INLINE void exact_group(const uint8_t* const (&panel)[P], int64_t offs
   }
 }
 
+template <int R, int P, int PREFETCH>
+static TW_INLINE void stream_group(const uint8_t* const (&panel)[P], int64_t offset, int64_t later,
+                                   const digit_rows<R>& rows, v16 (&acc)[R][P]) {
+  if (__builtin_expect(rows.has_last(), 0))
+    exact_group<R, P, 3, PREFETCH>(panel, offset, later, rows, acc);
+  else
+    exact_group<R, P, 2, PREFETCH>(panel, offset, later, rows, acc);
+}
+
+// Blocks of few rows in a launch of many.
+template <int R, int P, int PREFETCH>
+static TW_INLINE void stream_group(const uint8_t* const (&panel)[P], int64_t offset, int64_t later,
+                                   const word_rows<R>& rows, v16 (&acc)[R][P]) {
+  for (int p = 0; p < P; ++p) {
+    word_sums sums[R][2];
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero_words();
+    for (int i = 0; i < 16; i += 2) {
+      byte_pairs first, second;
+      load_pairs(panel[p] + offset + 16 + 16 * i, first, second);
+      const word_pairs words[2] = {widen(first), widen(second)};
+      for (int r = 0; r < R; ++r)
+        for (int w = 0; w < (rows.block[r]->has_last() ? 2 : 1); ++w)
+          for (int j = 0; j < 2; ++j) sums[r][w] = add_words(sums[r][w], words[j], rows.block[r]->pair[w][i + j]);
+    }
+    const v16 scale = load_e8m0(panel[p] + offset);
+    for (int r = 0; r < R; ++r) {
+      const v16 part = rows.block[r]->has_last() ? whole_words(sums[r][0], sums[r][1]) : whole_words(sums[r][0]);
+      acc[r][p] = fma(scale, mul(part, set1(rows.block[r]->unit)), acc[r][p]);
+    }
+  }
+}
+
 // The GEMV form: out[(r * P + p) * 16 ..] for all of K.
-template <int R, int P, int PREFETCH, int64_t K>
+template <class Block, int R, int P, int PREFETCH, int64_t K>
 static TW_NOINLINE void exact_tile(const uint8_t* first_panel, const row_tile<R>& rows, float* out) {
   const uint8_t* panel[P];
   for (int p = 0; p < P; ++p) panel[p] = first_panel + p * panel_bytes<fp4>(K);
@@ -80,14 +115,9 @@ static TW_NOINLINE void exact_tile(const uint8_t* first_panel, const row_tile<R>
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) acc[r][p] = zero();
   int64_t offset = 0;
-  for (int64_t group = 0; group < K / 32; ++group, offset += fp4::GROUP_BYTES) {
-    const digit_rows<R> blocks(rows, group);
-    const int64_t later = prefetch_offset<fp4, P, PREFETCH, K>(offset);
-    if (__builtin_expect(blocks.has_last(), 0))
-      exact_group<R, P, 3, PREFETCH>(panel, offset, later, blocks, acc);
-    else
-      exact_group<R, P, 2, PREFETCH>(panel, offset, later, blocks, acc);
-  }
+  for (int64_t group = 0; group < K / 32; ++group, offset += fp4::GROUP_BYTES)
+    stream_group<R, P, PREFETCH>(panel, offset, prefetch_offset<fp4, P, PREFETCH, K>(offset),
+                                 exact_rows<Block, R>(rows, group), acc);
   TW_UNROLL(6)
   for (int r = 0; r < R; ++r)
     TW_UNROLL(4)
@@ -117,15 +147,15 @@ static TW_NOINLINE void fill_exact_slab(const uint8_t* first_panel, int64_t stri
 }
 
 // Sums of second words, of one row: few blocks have them.
-static TW_NOINLINE word_sums second_words(const word_pairs* words, const digit_block& row) {
+static TW_NOINLINE word_sums second_words(const word_pairs* words, const word_block& row) {
   word_sums sums = zero_words();
   TW_UNROLL(4)
-  for (int i = 0; i < 16; ++i) sums = add_words(sums, words[i], row.word[1][i]);
+  for (int i = 0; i < 16; ++i) sums = add_words(sums, words[i], row.pair[1][i]);
   return sums;
 }
 
 template <int R, int P, int64_t K_BLOCK>
-static TW_INLINE void exact_slab_group(const word_pairs* words, const float* scale, const digit_rows<R>& rows,
+static TW_INLINE void exact_slab_group(const word_pairs* words, const float* scale, const word_rows<R>& rows,
                                        bool first, float* acc) {
   word_sums sums[R][P];
   TW_UNROLL(6)
@@ -138,19 +168,19 @@ static TW_INLINE void exact_slab_group(const word_pairs* words, const float* sca
     for (int p = 0; p < P; ++p) {
       const word_pairs pairs = words[p * (K_BLOCK / 2) + i];
       TW_UNROLL(6)
-      for (int r = 0; r < R; ++r) sums[r][p] = add_words(sums[r][p], pairs, rows.block[r]->word[0][i]);
+      for (int r = 0; r < R; ++r) sums[r][p] = add_words(sums[r][p], pairs, rows.block[r]->pair[0][i]);
     }
   TW_UNROLL(6)
   for (int r = 0; r < R; ++r)
     TW_UNROLL(4)
     for (int p = 0; p < P; ++p) {
-      const digit_block& row = *rows.block[r];
+      const word_block& row = *rows.block[r];
       v16 part = whole_words(sums[r][p]);
-      if (__builtin_expect(row.num_words > 1, 0))
+      if (__builtin_expect(row.has_last(), 0))
         part = whole_words(sums[r][p], second_words(words + p * (K_BLOCK / 2), row));
       float* out = acc + (r * P + p) * 16;
       const v16 d = load(scale + p * (K_BLOCK / 32) * 16);
-      store(out, fma(d, mul(part, set1(row.unit * 0.25f)), first ? zero() : load(out)));
+      store(out, fma(d, mul(part, set1(row.unit)), first ? zero() : load(out)));
     }
 }
 
@@ -159,7 +189,7 @@ template <int R, int P, int64_t K_BLOCK>
 static TW_NOINLINE void slab_exact(const word_pairs* words, const float* scale, const row_tile<R>& rows, int64_t k0,
                                    int64_t count, bool first, float* acc) {
   for (int64_t g = 0; g < count / 32; ++g, words += 16, scale += 16)
-    exact_slab_group<R, P, K_BLOCK>(words, scale, digit_rows<R>(rows, k0 / 32 + g), first && g == 0, acc);
+    exact_slab_group<R, P, K_BLOCK>(words, scale, word_rows<R>(rows, k0 / 32 + g), first && g == 0, acc);
 }
 
 }  // namespace tw

@@ -8,7 +8,7 @@
 // Where a decoded weight serves many rows, 16-bit words are fewer instructions: one sum of 32 bits holds twelve
 // binades. Both ways are exact, so they agree.
 //
-//   digit_block     32 values of one row, as digits and as words; make_digits fills it
+//   digit_block, word_block   32 values of one row, one way or the other; make_block fills it
 //   byte_pairs      weights of k and k + 1 of 16 columns: load_pairs reads those of four k of a group of `fp4`
 //   digit_sums      sums of 16 columns, of one digit: start_sums, then add_pair for each two k
 //   whole_sums      sums of all digits joined, as fp32: the block's sum in units of `digit_block::unit`, rounded
@@ -21,40 +21,56 @@ namespace tw {
 
 constexpr int MAX_DIGITS = 3;
 
-// values[k] = (digit[0] * 128 + digit[1] + digit[2] / 128) * 2 * unit = (word[0] + word[1] / 32) * unit / 2.
+// values[k] = (digit[0] * 128 + digit[1] + digit[2] / 128) * 2 * unit.
 struct alignas(16) digit_block {
   uint32_t pair[MAX_DIGITS][16];  // digits of k and k + 1 as bytes, twice
-  uint32_t word[2][16];           // of k and k + 1
   int16_t offset[MAX_DIGITS];     // -12 times the sum of the digits
-  int8_t num_digits;              // 2 or 3
-  int8_t num_words;               // 1 or 2
+  int16_t num_digits;             // 2 or 3
   float unit;                     // NaN if a value is no number
+  TW_INLINE bool has_last() const { return num_digits > 2; }
 };
 
-// The digits of 32 values: each 0, or with at most 4 significant bits, from 2^-63 to 2^127 and within 17 binades.
-static inline void make_digits(const float* x, digit_block* block) {
+// values[k] = (word[0] + word[1] / 32) * 2 * unit.
+struct alignas(16) word_block {
+  uint32_t pair[2][16];  // words of k and k + 1
+  int32_t num_words;     // 1 or 2
+  float unit;
+  TW_INLINE bool has_last() const { return num_words > 1; }
+};
+
+// 32 values as integers below 2^20. Each is 0, or has at most 4 significant bits, is of 2^-63 to 2^127 and within 17
+// binades of the largest. Returns the exponent field of the fp32 that half of the value 1 stands for; 255 if a value
+// is no number.
+static inline int32_t make_integers(const float* x, int32_t* value) {
   int32_t most = 0;
   for (int k = 0; k < 32; ++k) {
     const int32_t size = (int32_t)(bits_from_f32(x[k]) & 0x7fffffffu);
     most = size > most ? size : most;
   }
-  // The largest value is 8 .. 15 times 2^(exponent - 130); a last digit stands for 2^(exponent - 146).
+  // The largest value is 8 .. 15 times 2^(exponent - 130); the integer 1 stands for 2^(exponent - 146).
   const int32_t exponent = most >> 23 < 64 ? 64 : most >> 23;
   const bool finite = exponent < 255;
   const float factor = finite ? f32_from_bits((uint32_t)(273 - exponent) << 23) : 0.0f;
-  alignas(64) int32_t digit[MAX_DIGITS][32], word[2][32];
-  int32_t last = 0, tail = 0, sum[MAX_DIGITS] = {0, 0, 0};
+  for (int k = 0; k < 32; ++k) value[k] = finite ? (int32_t)(x[k] * factor) : 0;
+  return finite ? exponent - 20 : 255;
+}
+
+// Half of 2^shift integer units: halved, because weights are doubled.
+static TW_INLINE float exact_unit(int32_t exponent, int shift) {
+  return exponent == 255 ? __builtin_nanf("") : f32_from_bits((uint32_t)(exponent + shift) << 23);
+}
+
+static inline void make_block(const float* x, digit_block* block) {
+  alignas(64) int32_t value[32], digit[MAX_DIGITS][32];
+  const int32_t exponent = make_integers(x, value);
+  int32_t last = 0, sum[MAX_DIGITS] = {0, 0, 0};
   for (int k = 0; k < 32; ++k) {
-    const int32_t value = finite ? (int32_t)(x[k] * factor) : 0;
-    const int32_t low = ((value + 64) & 127) - 64, rest = (value - low) >> 7;
+    const int32_t low = ((value[k] + 64) & 127) - 64, rest = (value[k] - low) >> 7;
     const int32_t middle = ((rest + 64) & 127) - 64, high = (rest - middle) >> 7;
     digit[0][k] = high;
     digit[1][k] = middle;
     digit[2][k] = low;
-    word[0][k] = value >> 5;
-    word[1][k] = value & 31;
     last |= low;
-    tail |= value & 31;
     sum[0] += high;
     sum[1] += middle;
     sum[2] += low;
@@ -66,13 +82,22 @@ static inline void make_digits(const float* x, digit_block* block) {
     }
     block->offset[d] = (int16_t)(-12 * sum[d]);
   }
-  for (int w = 0; w < 2; ++w)
-    for (int i = 0; i < 16; ++i)
-      block->word[w][i] = ((uint32_t)word[w][2 * i] & 65535u) | (uint32_t)word[w][2 * i + 1] << 16;
   block->num_digits = last ? 3 : 2;
-  block->num_words = tail ? 2 : 1;
-  // Of the digit in the middle; halved, because weights are doubled.
-  block->unit = finite ? f32_from_bits((uint32_t)(exponent - 13) << 23) : __builtin_nanf("");
+  block->unit = exact_unit(exponent, 7);
+}
+
+static inline void make_block(const float* x, word_block* block) {
+  alignas(64) int32_t value[32];
+  const int32_t exponent = make_integers(x, value);
+  uint32_t last = 0;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t a = (uint32_t)value[2 * i], b = (uint32_t)value[2 * i + 1];
+    block->pair[0][i] = (a >> 5 & 65535u) | b >> 5 << 16;
+    block->pair[1][i] = (a & 31u) | (b & 31u) << 16;
+    last |= block->pair[1][i];
+  }
+  block->num_words = last ? 2 : 1;
+  block->unit = exact_unit(exponent, 5);
 }
 
 #if defined(__AVX2__)
