@@ -100,8 +100,8 @@ def test_products_of_codes_have_an_atom_of_their_own() -> None:
 
 def test_many_rows_come_by_the_copy_engine_where_tiles_fit() -> None:
     for name, rows, wanted in (
-        ("fp8 128", 4096, 3), ("fp8 128", 64, 3), ("fp8 128", 1, 2), ("bf16 wide", 4096, 1), ("bf16", 4096, 0),
-        ("experts", 4096, 0), ("groups", 4096, 0), ("fp8", 1, 0),
+        ("fp8 128", 4096, 3), ("fp8 128", 64, 3), ("fp8 128", 1, 2), ("bf16 wide", 4096, 1),
+        ("bf16", 4096, 0), ("experts", 4096, 0), ("groups", 4096, 0), ("fp8", 1, 0),
     ):  # fmt: skip
         first, *rest = specs(name, "sm90", rows)
         assert first.schedule.values.get("stream", 0) == wanted, (name, rows)
