@@ -1,6 +1,6 @@
 """Products of fp8 codes with a scale for 128 values of k whose kernel is in CUDA, between kernels
-in Triton's interpreter: near the fp64 reference on tails of rows and columns, weights that meet, sums
-in segments; a row alone has the bits that it has among others."""
+in Triton's interpreter: near the fp64 reference on tails of rows and columns, weights that meet,
+sums in segments; a row alone has the bits that it has among others."""
 
 from __future__ import annotations
 
