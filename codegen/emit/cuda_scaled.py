@@ -108,7 +108,7 @@ def scaled_source(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
         spans=k // SPAN,
         stages=schedule["stages"],
         threads=THREADS,
-        registers=REGISTERS,
+        registers=REGISTERS[2, 1],
         beside=segments if schedule["split"] else 1,
         segment_spans=segment_length(k, segments) // SPAN if segments > 1 else k // SPAN,
         split=bool(schedule["split"]),
