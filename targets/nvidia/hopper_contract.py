@@ -51,8 +51,10 @@ def accepts_hopper(body: Graph) -> str | None:
 # Rows of a block; stages; blocks of a core at least. What measured best for as many rows first.
 _FEW_OF_TWO = ((8, 4, 5), (8, 6, 3), (16, 5, 3), (32, 4, 2), (64, 3, 2))
 _FEW_OF_ONE = ((8, 8, 4), (8, 6, 5), (16, 6, 4), (32, 4, 4), (64, 4, 2))
-# Groups of warps; tiles of each; rows; stages: of many rows, then of fewer.
-_WIDE = ((4, 1, 96, 5), (3, 2, 96, 4), (2, 4, 80, 4))
+# Groups of warps; tiles of each; rows; stages: where weights are most of what is read, and where
+# products are most of the work.
+_WIDE_READ = ((3, 2, 80, 4), (2, 4, 80, 4), (4, 1, 96, 5))
+_WIDE = ((4, 1, 96, 5), (3, 2, 80, 4), (2, 4, 80, 4))
 
 
 def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
@@ -72,9 +74,9 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     ]
     wide = [
         Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, each=each, listed=1)
-        for groups, each, bm, stages in (_WIDE if meets >= 40 else _WIDE[::-1])
+        for groups, each, bm, stages in (_WIDE if meets >= 40 else _WIDE_READ)
     ]
-    found = few + wide if meets < 24 else wide + few
+    found = few + wide if meets < 8 else wide + few
     return tuple(s for s in found if shared_bytes(body, s) <= SHARED_BYTES)
 
 
@@ -92,6 +94,7 @@ def hopper_scratch(
 _LINEAR = (
     (1, 1, 8, 6, 3), (1, 1, 8, 4, 5), (1, 1, 8, 8, 2), (1, 1, 16, 6, 2), (1, 1, 16, 4, 4),
     (1, 1, 32, 5, 2), (1, 1, 64, 4, 2), (2, 1, 192, 3, 1), (2, 1, 128, 4, 1), (2, 1, 96, 4, 1),
+    (3, 1, 128, 3, 1), (3, 1, 32, 6, 1),
     (3, 1, 64, 5, 1), (2, 1, 64, 3, 2), (2, 1, 64, 6, 1), (2, 1, 32, 4, 2), (2, 1, 32, 6, 1),
     (2, 2, 64, 4, 1), (2, 2, 96, 3, 1), (2, 2, 128, 3, 1),
 )  # fmt: skip
@@ -113,7 +116,7 @@ def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
         for split in splits
         for groups, each, bm, stages, blocks in _LINEAR
         # Sums of segments and their total share the registers of wide blocks.
-        if split or numerics.segments == 1 or (groups >= WIDE and bm * each <= 128)
+        if split or numerics.segments == 1 or (groups == WIDE and bm * each <= 128)
     ]  # fmt: skip
     found = [s for s in found if fits(body, anchors, s.values)]
     panels = sum(-(-math.prod(int(d) for d in a.type.shape[1:]) // TILE_ROWS) for a in anchors)
@@ -129,7 +132,7 @@ def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
         blocks = -(-rows // bm) * -(-panels // tiles) * segments
         each = CORE_BYTES // (linear_bytes(body, anchors, values) + 1024)
         waves = -(-blocks // (MULTIPROCESSORS * (values["blocks"] if wide else each)))
-        return (splits.index(values["split"]), int(wide != (rows > 32)), waste, waves)
+        return (splits.index(values["split"]), int(wide != (rows > 16)), waste, waves)
 
     return tuple(sorted(found, key=order))
 

@@ -300,31 +300,49 @@ TW_DEVICE void tw_wide_sums(float (&sums)[kEach][kColumns / 2], uint32_t base, u
   if (spans > 0 && lane == 0) tw_arrive(empty + 8 * ((before + spans - 1) % kStages));
 }
 
-// Gives sums of tiles to finish(row of x, column, sum of each weight): `units` counts 64 rows of
-// tiles of all groups before this group's.
-template <int kEach, int kColumns, class Finish>
-TW_DEVICE void tw_wide_finish(const float (&sums)[kEach][kColumns], int units, int warp, int lane,
-                              const Finish& finish) {
+#define TW_EACH(many) _Pragma("unroll") for (int m = 0; m < many; ++m)
+
+// Gives sums to finish(lines, columns, sums of each weight), some at a time so that they do not wait
+// for each other: line_of(i) is the line of results of row i of a block, -1: there is none.
+template <int kWeights, int kBlocks, class Line, class Finish>
+TW_DEVICE void tw_few_finish(const float (&sums)[kWeights][kBlocks][4], int panel, int warp, int lane,
+                             const Line& line_of, const Finish& finish) {
 #pragma unroll
-  for (int each = 0; each < kEach; ++each) {
-    const int col = (units + each) * 64 + warp * 16 + (lane >> 2);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      finish((lane & 3) * 2 + (i >> 2) * 8 + (i & 1), col + (i >> 1 & 1) * 8, sums[each][i]);
+  for (int t = 0; t < kBlocks; ++t) {
+    int line[4], column[4];
+    TW_EACH(4) line[m] = line_of(t * 8 + (lane & 3) * 2 + (m & 1));
+    TW_EACH(4) column[m] = panel * 64 + warp * 16 + (lane >> 2) + (m >> 1) * 8;
+    if constexpr (kWeights == 2) {
+      finish(line, column, sums[0][t], sums[1][t]);
+    } else {
+      finish(line, column, sums[0][t]);
     }
   }
 }
-template <int kEach, int kColumns, class Finish>
-TW_DEVICE void tw_wide_finish_met(const float (&sums)[kEach][kColumns], int units, int warp, int lane,
-                                  const Finish& finish) {
+
+// The same of sums of many rows: `units` counts 64 rows of tiles of all groups before this group's.
+template <int kMet, int kEach, int kSums, class Line, class Finish>
+TW_DEVICE void tw_wide_finish(const float (&sums)[kEach][kSums], int units, int warp, int lane,
+                              const Line& line_of, const Finish& finish) {
+  constexpr int blocks = kSums / 4, together = blocks % 3 == 0 ? 3 : blocks % 2 == 0 ? 2 : 1;
+  constexpr int many = together * 4 / kMet, step = 4 / kMet;
 #pragma unroll
   for (int each = 0; each < kEach; ++each) {
-    const int col = (units + each) * 32 + warp * 8 + (lane >> 2);
+    const int first = (units + each) * (64 / kMet) + warp * (16 / kMet) + (lane >> 2);
 #pragma unroll
-    for (int i = 0; i < kColumns; i += 4) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        finish((lane & 3) * 2 + (i >> 2) * 8 + j, col, sums[each][i + j], sums[each][i + 2 + j]);
+    for (int block = 0; block < blocks; block += together) {
+      int line[many], column[many];
+      float low[many], high[many];
+      TW_EACH(many) {
+        const int of = block + m / step, i = m % step;
+        line[m] = line_of(of * 8 + (lane & 3) * 2 + (i & 1)), column[m] = first + (i >> 1) * 8;
+        low[m] = sums[each][of * 4 + i];
+        if constexpr (kMet == 2) high[m] = sums[each][of * 4 + 2 + i];
+      }
+      if constexpr (kMet == 2) {
+        finish(line, column, low, high);
+      } else {
+        finish(line, column, low);
       }
     }
   }
