@@ -159,14 +159,55 @@ def build_in_cuda(
     return line, {**used, "source": path.stem, **found}
 
 
+def build_in_tilelang(
+    path: Path, module: Any, launch: Mapping[str, Any], capability: int
+) -> tuple[str, dict[str, Any]]:
+    """The same of the kernel that a source has in TileLang."""
+    from tilewright.targets.nvidia.build_cuda import build_image, find_nvcc
+    from tilewright.targets.nvidia.build_tilelang import check_maps, include_folders
+
+    name, nvcc = launch["kernel"], find_nvcc()
+    if nvcc is None:
+        raise ValueError("nvcc not found; install CUDA's toolkit 12.4 or later")
+    printed = printed_program(path, module, launch, capability)
+    check_maps(f"{path.stem}.{name}", launch, printed.boxes)
+    source = path.with_name(f"{path.stem}.{name}.cu")
+    cubin, (used,) = build_image(nvcc, source, capability, includes=include_folders())
+    order = ", ".join(f"&{p}" for p in printed.parameters)
+    threads, shared = printed.threads, printed.shared_bytes
+    line = (
+        f'#define TW_ORDER_{name} {order}\n'
+        f'TW_CUBIN({name}, "{cubin}", "{name}", {threads}, {shared});'
+    )
+    found = {"threads": threads, "shared_bytes": shared}
+    return line, {**used, "source": path.stem, **found, "tensor_memory_columns": printed.columns}
+
+
+def printed_program(path: Path, module: Any, launch: Mapping[str, Any], capability: int) -> Any:
+    """Write the program of a source, and the CUDA that TileLang prints for it, beside it."""
+    from tilewright.targets.nvidia.build_tilelang import print_program
+
+    program = path.with_name(f"{path.stem}.{launch['kernel']}.tl.py")
+    program.write_text(module.TILELANG)
+    printed = print_program(program, capability)
+    path.with_name(f"{path.stem}.{launch['kernel']}.cu").write_text(printed.text)
+    return printed
+
+
+def builder_of(launch: Mapping[str, Any]) -> Any:
+    """Return what builds a launch, by the language of its kernel."""
+    if "printed" in launch:
+        return build_in_tilelang
+    return build_in_cuda if "shared" in launch else build_in_triton
+
+
 def build(path: Path, capability: int) -> dict[str, Any]:
     """Write the cubins and the host text of a source beside it; return what each kernel uses."""
     module = load_source(path)
     host = ['#include "tw_cuda.h"']
     report = []
     for launch in module.LAUNCHES:
-        build_one = build_in_cuda if "shared" in launch else build_in_triton
-        line, used = build_one(path, module, launch, capability)
+        line, used = builder_of(launch)(path, module, launch, capability)
         host.append(line)
         report.append(used)
     text = "\n".join([*host, kept_report(report), module.HOST])

@@ -15,6 +15,7 @@ from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, from_json, symbols_of
 from tilewright.graph.types import BlockFormat
+from tilewright.targets.nvidia.tile_contract import tile_schedules
 
 SECTION = 256  # alignment of buffers in the workspace
 
@@ -88,7 +89,10 @@ def contract_schedules(
         for bm, bn, bk, warps, stages in ordered
     ]
     lead = 3 if rows >= least else 0
-    return tuple(dict.fromkeys([*streamed[:lead], *found[:8], *streamed[lead:], *found[8:]]))
+    tiles = tile_schedules(body, numerics, anchors, rows, cores=cores)
+    return tuple(
+        dict.fromkeys([*streamed[:lead], *found[:8], *tiles, *streamed[lead:], *found[8:]])
+    )
 
 
 # Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.

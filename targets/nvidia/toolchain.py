@@ -169,7 +169,8 @@ class NvidiaToolchain:
             texts[name] = (TEMPLATE_ROOT / "cpp" / name).read_text()
         for path in sorted((TEMPLATE_ROOT / "triton").glob("tw_*.triton")):
             texts[f"{path.stem}.py"] = path.read_text()
-        return {**texts, "tw_math.py": prelude("triton"), "tw_math.cuh": prelude("cuda")}
+        math = {"tw_math.py": "triton", "tw_math.cuh": "cuda", "tw_tile_math.py": "tilelang"}
+        return {**texts, **{name: prelude(language) for name, language in math.items()}}
 
     def _run(self, arguments: Sequence[str], what: str) -> str:
         done = subprocess.run(
