@@ -6,13 +6,12 @@ and the host passes them in the order in which they are printed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.codegen.emit.cpp import environment
-from tilewright.codegen.emit.cpp_host import cpp_extent
 from tilewright.codegen.emit.shapes import constant, has_rows, inner_shape
-from tilewright.codegen.emit.triton_host import Descriptor, Launch, Pointer, map_text
+from tilewright.codegen.emit.triton_host import Descriptor, Launch, Pointer
 from tilewright.codegen.expr import print_scalar
 from tilewright.codegen.numerics import segment_length
 from tilewright.codegen.sections import sections_of
@@ -25,12 +24,16 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
 
 LANGUAGE = "tilelang"
-# Values of `tilelang` in a schedule: products of groups of warps, rows or weights as left operand.
-UPRIGHT, TURNED = 1, 2
+# Values of `tilelang` in a schedule: rows or weights are the left operand of groups of warps, or of
+# products whose sums lie in tensor memory.
+UPRIGHT, TURNED, TENSOR_MEMORY, TENSOR_MEMORY_TURNED = 1, 2, 3, 4
+PIECE = 64  # columns of sums that leave tensor memory at a time
+SUM_COLUMNS = 512  # of tensor memory
 GROUP = 128  # threads of a group of warps
 NEIGHBOURS = 8  # blocks of rows that share columns before the next columns come
 BOX = 64  # values of k that one copy brings: 128 bytes
 _TYPES = {"f32": "float32", "bf16": "bfloat16"}
+_SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def shared_bytes(schedule: Mapping[str, int], weights: int) -> int:
 def tile_launch(
     spec: KernelSpec, anchors: Sequence[Node], activation: Pointer, work: Sequence[Pointer]
 ) -> Launch:
-    """Return the launch of the program: its tensor maps and how the host names its parameters."""
+    """Return the launch of the program, with the names of its tensor maps and pointers."""
     schedule, k = spec.schedule.values, _row_length(spec, anchors)
     rows = to_json(anchors[0].type.shape[0])
     units = _units(spec, anchors)
@@ -113,22 +116,13 @@ def tile_launch(
                        (schedule["bn"], BOX))
             for w in unit["weights"]
         ]  # fmt: skip
-    lines = [line for d in maps for line in map_text(d, d.name)]
-    for operand in _operands(units):
-        lines.append(_pointer_line(operand.name, operand.tensor, 0))
+    named = [Pointer(o.name, o.tensor, _SHORT[o.dtype]) for o in _operands(units)]
     if schedule["split"]:
-        parts = next(p for p in work if p.name == "parts")
-        lines.append(_pointer_line("p_parts", parts.tensor, parts.offset))
-    lines.append(f"    int32_t p_rows = (int32_t){cpp_extent(rows)};")
+        named += [replace(p, name="p_parts") for p in work if p.name == "parts"]
     tiles: DimJson = ["mul", ["ceildiv", rows, schedule["bm"]], units[-1]["stop"] * _beside(spec)]
-    most = schedule["cores"]
-    grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, most], 1, 1)
+    grid: tuple[DimJson, DimJson, DimJson] = (["min", tiles, schedule["cores"]], 1, 1)
     return Launch("contract", grid, schedule["warps"] + 4, 1, tuple(work), tuple(maps),
-                  printed=tuple(lines))  # fmt: skip
-
-
-def _pointer_line(name: str, tensor: str, offset: DimJson) -> str:
-    return f"    uint64_t {name} = (uint64_t)(uintptr_t){tensor}->data + {cpp_extent(offset)};"
+                  named=tuple(named), rows=rows)  # fmt: skip
 
 
 def tile_source(spec: KernelSpec, anchors: Sequence[Node]) -> str:
@@ -140,18 +134,26 @@ def tile_source(spec: KernelSpec, anchors: Sequence[Node]) -> str:
     length = segment_length(k, segments) if segments > 1 else k
     if segments > 1 and length % schedule["bk"]:
         raise LowerError(f"schedule 'bk': got {schedule['bk']}, want a part of {length}")
-    turned = schedule["tilelang"] == TURNED
+    turned, in_memory = _is_turned(schedule), schedule["tilelang"] >= TENSOR_MEMORY
     groups = schedule["warps"] // 4
-    along = schedule["bn"] if turned else schedule["bm"]
-    text = environment().get_template("tilelang/contract.py.j2").render(
+    along, across = schedule["bm"], schedule["bn"]
+    if turned:
+        along, across = across, along
+    met, piece = len(units[0]["weights"]), schedule["bn"]
+    if in_memory and not turned:
+        piece = min(piece, PIECE)
+    name = "contract_tmem" if in_memory else "contract"
+    text = environment().get_template(f"tilelang/{name}.py.j2").render(
         k=k,
         units=units,
         operands=_operands(units),
-        met=len(units[0]["weights"]),
+        met=met,
         blocks=units[-1]["stop"],
         parts=sum(constant(a.type.shape[-1]) for a in anchors),
-        piece=schedule["bn"],
-        arrive=groups * GROUP,
+        piece=piece,
+        pieces=schedule["bn"] // piece,
+        buffers=2 if 2 * met * across <= SUM_COLUMNS else 1,
+        arrive=1 if in_memory else groups * GROUP,
         beside=beside,
         turns=segments // beside,
         steps=-(-length // schedule["bk"]),
@@ -164,6 +166,10 @@ def tile_source(spec: KernelSpec, anchors: Sequence[Node]) -> str:
         **{name: schedule[name] for name in ("bm", "bn", "bk", "stages", "cores")},
     )  # fmt: skip
     return KernelSource(spec.symbol, LANGUAGE, text).text
+
+
+def _is_turned(schedule: Mapping[str, int]) -> bool:
+    return schedule["tilelang"] in (TURNED, TENSOR_MEMORY_TURNED)
 
 
 def _beside(spec: KernelSpec) -> int:
@@ -182,7 +188,7 @@ def _operands(units: Sequence[Mapping[str, Any]]) -> list[Operand]:
 def _units(spec: KernelSpec, anchors: Sequence[Node]) -> list[Mapping[str, Any]]:
     """Weights whose sums meet in a block, with the blocks along their columns."""
     body, bn, split = spec.body, spec.schedule.values["bn"], spec.schedule.values["split"]
-    at = "j, i" if spec.schedule.values["tilelang"] == TURNED else "i, j"
+    at = "j, i" if _is_turned(spec.schedule.values) else "i, j"
     found: list[Mapping[str, Any]] = []
     groups: list[tuple[list[Node], list[Node]]] = []
     for nodes in sections_of(body, list(anchors)):

@@ -64,9 +64,11 @@ class Launch:
     descriptors: tuple[Descriptor, ...] = field(default=())
     registers: int = 0  # at most so many a thread; 0: as many as it takes
     shared: int = 0  # bytes of a kernel that is in the source's text in CUDA; 0: not so
-    # Host lines of a kernel that is in the source's text in TileLang: each of its parameters as a
-    # variable. The toolchain defines TW_ORDER_<kernel>, their addresses as the kernel takes them.
-    printed: tuple[str, ...] = ()
+    # Of a kernel that is in the source's text in TileLang: its pointers by their own names, and its
+    # count of rows, `p_rows`. The toolchain defines TW_ORDER_<kernel>: the addresses of maps,
+    # pointers and rows in the order in which the kernel takes them.
+    named: tuple[Pointer, ...] = ()
+    rows: DimJson = 0
 
 
 def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
@@ -108,7 +110,7 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
 
 
 def _is_text(launch: Launch) -> bool:
-    return bool(launch.shared or launch.printed)
+    return bool(launch.shared or launch.named)
 
 
 def _rare(launch: Launch) -> list[str]:
@@ -116,7 +118,9 @@ def _rare(launch: Launch) -> list[str]:
     described = [tuple(vars(d).values()) for d in launch.descriptors]
     lines = [f'        "descriptors": {described!r},'] if described else []
     lines += [f'        "registers": {launch.registers},'] if launch.registers else []
-    lines += ['        "printed": True,'] if launch.printed else []
+    if launch.named:
+        named = [(p.name, p.tensor, p.dtype, p.offset) for p in launch.named]
+        lines += [f'        "named": {named!r},', f'        "rows": {launch.rows!r},']
     return lines + ([f'        "shared": {launch.shared},'] if launch.shared else [])
 
 
@@ -144,9 +148,8 @@ def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
 
 
 def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
-    if launch.printed:
-        order = f"    void* parameters[] = {{TW_ORDER_{launch.kernel}}};"
-        return ["  {", *launch.printed, order, *_grid_lines(launch, first)]
+    if launch.named:
+        return ["  {", *_named_lines(launch), *_grid_lines(launch, first)]
     found = (*pointers(spec), *launch.pointers)
     lines = ["  {"]
     for i, d in enumerate(launch.descriptors):
@@ -164,6 +167,16 @@ def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
         f"    void* parameters[] = {{{', '.join([*places, '&none', '&none'])}}};",
     ]
     return lines + _grid_lines(launch, first)
+
+
+def _named_lines(launch: Launch) -> list[str]:
+    """Variables of a launch whose kernel says itself in which order it takes them."""
+    lines = [line for d in launch.descriptors for line in map_text(d, d.name)]
+    for p in launch.named:
+        data = f"(uint64_t)(uintptr_t){p.tensor}->data + {cpp_extent(p.offset)}"
+        lines.append(f"    uint64_t {p.name} = {data};")
+    lines.append(f"    int32_t p_rows = (int32_t){cpp_extent(launch.rows)};")
+    return [*lines, f"    void* parameters[] = {{TW_ORDER_{launch.kernel}}};"]
 
 
 def _grid_lines(launch: Launch, first: str) -> list[str]:

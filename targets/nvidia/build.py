@@ -194,9 +194,16 @@ def printed_program(path: Path, module: Any, launch: Mapping[str, Any], capabili
     return printed
 
 
+def print_source(path: Path, capability: int) -> dict[str, Any]:
+    """Return the CUDA that TileLang prints for the program of a source."""
+    module = load_source(path)
+    (launch,) = (launch for launch in module.LAUNCHES if "named" in launch)
+    return {"kernels": [], "printed": printed_program(path, module, launch, capability).text}
+
+
 def builder_of(launch: Mapping[str, Any]) -> Any:
     """Return what builds a launch, by the language of its kernel."""
-    if "printed" in launch:
+    if "named" in launch:
         return build_in_tilelang
     return build_in_cuda if "shared" in launch else build_in_triton
 
@@ -216,7 +223,9 @@ def build(path: Path, capability: int) -> dict[str, Any]:
         "TW_LAUNCH(", f"TW_LAUNCH({path.stem}_"
     )
     path.with_suffix(".host.cpp").write_text(text)
-    return {"kernels": report}
+    programs = [path.with_name(f"{path.stem}.{n['kernel']}.cu") for n in module.LAUNCHES
+                if "named" in n]  # fmt: skip
+    return {"kernels": report, **{"printed": p.read_text() for p in programs}}
 
 
 def kept_report(report: Sequence[Mapping[str, Any]]) -> str:
@@ -257,7 +266,8 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = build(Path(request["source"]), request["capability"])
+            do = print_source if request.get("print") else build
+            answer = do(Path(request["source"]), request["capability"])
         except Exception as error:  # every failure of the toolchain is an answer
             text = str(error).strip() or type(error).__name__
             answer = {"error": text.splitlines()[-1][:500], "trace": traceback.format_exc()[-4000:]}

@@ -55,13 +55,13 @@ _Tile = tuple[int, int, int, int, int]
 
 
 def contract_schedules(
-    body: Graph, numerics: Numerics, rows: int, *, cores: int
+    body: Graph, numerics: Numerics, rows: int, *, cores: int, in_memory: bool = False
 ) -> tuple[Schedule, ...]:
     """Narrow tiles fill the chip with few rows, wide ones reuse what they load with many.
 
     Segments run beside each other (split) where rows are few: what they give is the same. `rows`
     are tokens; of experts, how many rows one meets is known for an even load only. Streams have a
-    program for each of the chip's `cores`.
+    program for each of the chip's `cores`. `in_memory`: sums may lie in tensor memory.
     """
     anchors = contractions(body)
     first = anchors[0]
@@ -89,7 +89,7 @@ def contract_schedules(
         for bm, bn, bk, warps, stages in ordered
     ]
     lead = 3 if rows >= least else 0
-    tiles = tile_schedules(body, numerics, anchors, rows, cores=cores)
+    tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
     return tuple(
         dict.fromkeys([*streamed[:lead], *found[:8], *tiles, *streamed[lead:], *found[8:]])
     )
@@ -304,9 +304,9 @@ def contract_scratch(
     return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
 
 
-def contract_template(cores: int) -> KernelTemplate:
-    """Return the template for a chip of so many cores."""
+def contract_template(cores: int, *, in_memory: bool = False) -> KernelTemplate:
+    """Return the template for a chip of so many cores, with tensor memory or without."""
     return KernelTemplate(
         "contract", "contract", "triton/contract.py.j2", accepts_contract,
-        partial(contract_schedules, cores=cores), contract_scratch,
+        partial(contract_schedules, cores=cores, in_memory=in_memory), contract_scratch,
     )  # fmt: skip

@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.codegen.emit.tilelang import (
+    SUM_COLUMNS,
+    TENSOR_MEMORY,
+    TENSOR_MEMORY_TURNED,
     TURNED,
     UPRIGHT,
     met_weights,
@@ -40,16 +43,34 @@ FEW = (
     Tile(TURNED, 8, 64, 128, 1, 8), Tile(TURNED, 8, 64, 128, 1, 6), Tile(TURNED, 16, 64, 128, 1, 6),
     Tile(TURNED, 32, 64, 128, 1, 5), Tile(TURNED, 64, 64, 128, 1, 4),
 )  # fmt: skip
+# The same for SM100: a group of warps finishes sums, another brings and issues.
+MANY_IN_MEMORY = (
+    Tile(TENSOR_MEMORY, 128, 256, 64, 1, 4), Tile(TENSOR_MEMORY, 128, 128, 64, 1, 6),
+    Tile(TENSOR_MEMORY, 128, 64, 64, 1, 6),
+)  # fmt: skip
+FEW_IN_MEMORY = (
+    Tile(TENSOR_MEMORY_TURNED, 16, 128, 64, 1, 10), Tile(TENSOR_MEMORY_TURNED, 32, 128, 64, 1, 9),
+    Tile(TENSOR_MEMORY_TURNED, 64, 128, 64, 1, 8), Tile(TENSOR_MEMORY_TURNED, 16, 128, 64, 1, 6),
+    Tile(TENSOR_MEMORY_TURNED, 64, 128, 64, 1, 5),
+)  # fmt: skip
 
 
 def tile_schedules(
-    body: Graph, numerics: Numerics, anchors: list[Node], rows: int, *, cores: int
+    body: Graph,
+    numerics: Numerics,
+    anchors: list[Node],
+    rows: int,
+    *,
+    cores: int,
+    in_memory: bool,
 ) -> list[Schedule]:
-    """Tiles for that many rows, best first; none where a contraction has no program."""
+    """Tiles for that many rows, best first; none where a contraction has no program. `in_memory`:
+    of a chip whose sums lie in tensor memory."""
     if refuses_tilelang(body, numerics, anchors):
         return []
-    few = sorted(FEW, key=lambda t: (t.bm < min(rows, 64), t.bm))
-    found = [*few[:2], MANY[-1]] if rows <= 64 else list(MANY)
+    many = MANY_IN_MEMORY if in_memory else MANY
+    few = sorted(FEW_IN_MEMORY if in_memory else FEW, key=lambda t: (t.bm < min(rows, 64), t.bm))
+    found = [*few[:2], many[-1]] if rows <= 64 else list(many)
     cut = numerics.segments > 1
     splits = [0] if not cut else [1, 0] if rows <= 64 else [0, 1]
     return [
@@ -69,6 +90,10 @@ def _fits(
     met, k = met_weights(body, anchors, split=split), int(body.type_of(anchors[0].inputs[0]).shape[-1])
     values = {"bm": tile.bm, "bn": tile.bn, "bk": tile.bk, "stages": tile.stages}
     cut = numerics.segments > 1
+    if tile.form >= TENSOR_MEMORY:
+        columns = met * (tile.bm if tile.form == TENSOR_MEMORY_TURNED else tile.bn)
+        fits = 0 < met and columns <= SUM_COLUMNS and (split or not cut)
+        return fits and shared_bytes(values, met) <= SHARED_BYTES
     held = met * (2 if cut and not split else 1)
     sums = held * tile.bm * tile.bn // (tile.groups * 128)
     whole = not cut or segment_length(k, numerics.segments) % tile.bk == 0
