@@ -42,7 +42,10 @@ TILELANG_CUDA_OPERATIONS = {
 
 
 def tilelang_cuda_header() -> str:
-    return '"""Functions of ours, which the printed CUDA defines."""\nimport tilelang.cuda.language as T\n'
+    return (
+        '"""Functions of ours, which the printed CUDA defines."""\n'
+        "import tilelang.cuda.language as T\n"
+    )
 
 
 def tilelang_cuda_function(definition: Definition, values: list[str], result: str) -> str:

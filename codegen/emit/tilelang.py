@@ -245,9 +245,7 @@ def _epilogue(
                     )
                     known[value] = f"element_{reads[value].name}"
                 given[f"operand{place}"] = known[value]
-            known[node.name] = print_scalar(
-                scalar(node.attr, *map(Var, given)), given, LANGUAGE
-            )
+            known[node.name] = print_scalar(scalar(node.attr, *map(Var, given)), given, LANGUAGE)
         if node.name in outputs:
             dtype = _TYPES[node.type.dtype.name]
             output = Operand(

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,8 @@ def build_image(
     """Write the image of a source's kernels beside it; return it, and what each of them uses."""
     ptx, cubin = source.with_suffix(".ptx"), source.with_suffix(".cubin")
     name, arch = source.stem, f"compute_{capability}a"
-    folders = [f"-I{folder}" for folder in includes]
-    _run([nvcc, *FLAGS, *folders, f"-gencode=arch={arch},code={arch}", "-ptx", source, "-o", ptx], name)
+    flags = [*FLAGS, *(f"-I{folder}" for folder in includes), f"-gencode=arch={arch},code={arch}"]
+    _run([nvcc, *flags, "-ptx", source, "-o", ptx], name)
     if refused := scan_ptx(name, ptx.read_text()):
         raise TargetError(refused)
     ptxas = Path(nvcc).with_name("ptxas")

@@ -1,4 +1,4 @@
-"""TileLang programs to cubins: TileLang prints CUDA, which nvcc compiles against TileLang's headers.
+"""TileLang programs to cubins: TileLang prints CUDA, nvcc compiles it with TileLang's headers.
 
 What TileLang's own host code would do is read off it and compared with what our host does: the
 order of parameters, threads, shared memory, tensor maps. No GPU is needed.
@@ -39,8 +39,8 @@ def print_program(path: Path, capability: int) -> Printed:
     """Return what TileLang prints for `KERNEL` of the module at `path`."""
     try:
         import tilelang
-        from tvm.target import Target
         from tvm.ir.transform import PassContext
+        from tvm.target import Target
     except ModuleNotFoundError:
         raise TargetError(
             f"target 'sm{capability}': TileLang is not installed: want tilelang 0.1.15 or later"
@@ -79,7 +79,9 @@ def read_print(text: str, host: str) -> Printed:
         if [int(kind), int(rank)] != [_TYPE, 2] or tail != _TAIL:
             raise TargetError(f"TileLang describes '{name}' unlike this host: {facts}")
         boxes[name] = (int(rows), int(cols))
-    return Printed(_mended(text, entry), parameters, boxes, int(threads), int(shared), 0)
+    columns = sum(int(n) for n in re.findall(r"\btmem_allocate\(.*, (\d+)\);", text))
+    mended = _mended(text, entry)
+    return Printed(mended, parameters, boxes, int(threads), int(shared), columns)
 
 
 def _calls(host: str, name: str) -> list[list[str]]:

@@ -87,7 +87,8 @@ def _fits(
 ) -> bool:
     """Say whether a block's stages fit its shared memory, its sums its registers, and steps a
     segment; sums of segments that a block adds need as many registers again."""
-    met, k = met_weights(body, anchors, split=split), int(body.type_of(anchors[0].inputs[0]).shape[-1])
+    met = met_weights(body, anchors, split=split)
+    k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
     values = {"bm": tile.bm, "bn": tile.bn, "bk": tile.bk, "stages": tile.stages}
     cut = numerics.segments > 1
     if tile.form >= TENSOR_MEMORY:
