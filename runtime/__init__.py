@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tilewright.runtime.api import generate, load
     from tilewright.runtime.engine import Engine
-    from tilewright.runtime.errors import ArtifactError, RequestError
+    from tilewright.runtime.errors import ArtifactError, LaunchError, RequestError
     from tilewright.runtime.outputs import RequestOutput, SampleOutput, StreamEvent, Usage
     from tilewright.runtime.params import SamplingParams
 
 __all__ = [
     "ArtifactError",
     "Engine",
+    "LaunchError",
     "RequestError",
     "RequestOutput",
     "SampleOutput",
@@ -32,7 +33,7 @@ __all__ = [
 _HOMES = {
     "api": ("generate", "load"),
     "engine": ("Engine",),
-    "errors": ("ArtifactError", "RequestError"),
+    "errors": ("ArtifactError", "LaunchError", "RequestError"),
     "outputs": ("RequestOutput", "SampleOutput", "StreamEvent", "Usage"),
     "params": ("SamplingParams",),
 }

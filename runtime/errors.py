@@ -7,3 +7,7 @@ class ArtifactError(Exception):
 
 class RequestError(Exception):
     """A request is refused, or ended with an error; other requests are not affected."""
+
+
+class LaunchError(RuntimeError):
+    """A kernel refused its arguments, so that the manifest does not fit it, or failed as it ran."""

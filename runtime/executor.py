@@ -24,6 +24,7 @@ from tilewright.runtime.devices.device import Device, Observer, Step
 from tilewright.runtime.devices.launch_table import LaunchFailed
 from tilewright.runtime.devices.memory import Array, numpy_type
 from tilewright.runtime.devices.memory import as_torch as as_torch
+from tilewright.runtime.errors import LaunchError
 from tilewright.runtime.plan_memory import bound_shape, sort_buckets
 from tilewright.runtime.snapshot import CacheMemory
 
@@ -95,8 +96,8 @@ class Executor:
     def run(self, inputs: Mapping[str, Array], dims: Mapping[str, int]) -> Mapping[str, Array]:
         """Run one step; return the outputs on the host, valid until the next run.
 
-        Raises ValueError for inputs or dims that the plan cannot take, RuntimeError if a kernel
-        fails or the process was forked after the executor was made.
+        Raises ValueError for inputs or dims that the plan cannot take, LaunchError if a kernel
+        fails, RuntimeError if the process was forked after the executor was made.
         """
         with self._running(inputs, dims) as step:
             self._session.run(step)
@@ -199,8 +200,8 @@ class Executor:
             raise ValueError(f"input '{extra}': unknown: have {', '.join(self._wanted)}")
 
 
-def _failure(bucket: BucketRecord, launch_id: int, text: str) -> RuntimeError:
+def _failure(bucket: BucketRecord, launch_id: int, text: str) -> LaunchError:
     launch = bucket.launches[launch_id]
-    return RuntimeError(
+    return LaunchError(
         f"launch {launch_id} '{launch.group}' of bucket '{bucket.name}' failed: {text}"
     )

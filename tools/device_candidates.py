@@ -80,13 +80,16 @@ class Collector:
     ) -> None:
         """`names`: a group's name for every body, by `body_key`."""
         self.cases: dict[str, Case] = {}
+        self.met: set[str] = set()  # templates with kernels that can be measured
         self._target, self._config, self._names, self._scope = target, config, names, scope
 
     def __call__(self, body: Body, choice: Choice, bucket: Bucket) -> Candidate:
         tried = candidates(body, choice, bucket, self._target, self._config)
         key = candidate_key(body, choice, bucket, self._target, self._config)
-        wanted = self._scope.holds(choice.template.name) and not _finds_pages(body)
-        if key not in self.cases and wanted:
+        fits = not _finds_pages(body)
+        if fits:
+            self.met.add(choice.template.name)
+        if key not in self.cases and fits and self._scope.holds(choice.template.name):
             specs = tuple(
                 KernelSpec(choice.template.kind, body.graph, choice.template.name, c.numerics,
                            c.schedule, body.buffers)

@@ -18,6 +18,7 @@ _OURS = (
     ("tilewright.graph.errors", "TilewrightError"),
     ("tilewright.runtime.errors", "ArtifactError"),
     ("tilewright.runtime.errors", "RequestError"),
+    ("tilewright.runtime.errors", "LaunchError"),
 )
 
 

@@ -196,8 +196,7 @@ TW_DEVICE void tw_few_sums(float (&sums)[kWeights][kRows / 8][4], uint32_t base,
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) tw_arrive(empty + 8 * s);
+    tw_arrive_warp(empty + 8 * s, lane);
   }
 }
 
@@ -271,11 +270,11 @@ TW_DEVICE void tw_wide_sums(float (&sums)[kColumns / 2], uint32_t base, uint32_t
       tw_commit();
       // What was begun before is done: its registers are free, and after the first half its stage.
       tw_unfinished<1>(sums);
-      if (half == 0 && span > before && lane == 0) tw_arrive(empty + 8 * ((span - 1) % kStages));
+      if (half == 0 && span > before) tw_arrive_warp(empty + 8 * ((span - 1) % kStages), lane);
     }
   }
   tw_unfinished<0>(sums);
-  if (spans > 0 && lane == 0) tw_arrive(empty + 8 * ((before + spans - 1) % kStages));
+  if (spans > 0) tw_arrive_warp(empty + 8 * ((before + spans - 1) % kStages), lane);
 }
 
 // Sums of two groups, `part` 0 and 1 of a pair, meet: each gets the other's of half of the columns,

@@ -16,6 +16,7 @@ from tilewright.runtime.artifact import LaunchRecord
 from tilewright.runtime.artifact_files import load_artifact
 from tilewright.runtime.devices import CpuDevice
 from tilewright.runtime.devices.cpu import numpy_type
+from tilewright.runtime.errors import LaunchError
 from tilewright.runtime.executor import Executor, as_torch
 
 pytestmark = pytest.mark.cpu
@@ -99,7 +100,7 @@ def test_failed_launch_is_named_and_the_next_step_runs(
 ) -> None:
     with make(write_artifact()) as executor:
         bad = {**step(2), "slots": np.array([0, -1], np.int32)}
-        with pytest.raises(RuntimeError) as caught:
+        with pytest.raises(LaunchError) as caught:
             if observed:
                 executor.observe(bad, {"tokens": 2}, Recorder())
             else:

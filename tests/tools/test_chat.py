@@ -18,6 +18,7 @@ from tilewright.tools.commands.options import SAMPLING
 @dataclass
 class FakeModel:
     max_context: int = 64
+    vocab_size: int = 16
 
 
 @dataclass
@@ -30,8 +31,11 @@ class FakeEngine:
     model: FakeModel = field(default_factory=FakeModel)
     tokenizer: None = None
     numerics_digest: str = "0123456789abcdef"
+    has_template: bool = True
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+        if not self.has_template:
+            raise RequestError("chat: model 'x' has no chat template: want a plain prompt")
         self.prompts.append(list(messages))
         if messages[-1]["content"] == "refuse":
             raise RequestError("chat: refused")
@@ -76,6 +80,20 @@ def test_a_refused_line_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
     talk(engine, "refuse", "b")
     assert [m["content"] for m in engine.prompts[1]] == ["b"]
     assert "error: chat: refused\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", -1.0), ("top_p", 2.0), ("allowed_token_ids", [16])]
+)
+def test_settings_are_refused_before_anything_is_said(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"sampling parameter '{name}': "):
+        chat.Talk(FakeEngine(), {name: value}, None).check()  # type: ignore[arg-type]
+
+
+def test_a_model_without_template_is_refused_before_anything_is_said() -> None:
+    engine = FakeEngine(has_template=False)
+    with pytest.raises(RequestError, match="has no chat template"):
+        chat.Talk(engine, {"max_tokens": 1000}, None).check()  # type: ignore[arg-type]
 
 
 def test_answers_fit_the_context(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,11 @@ def test_kernels_of_some_templates_alone(
     done = call("tune", str(model), *ASKED, "--export", "o", "--templates", "row,rows")
     assert done.code == 1
     assert done.err.startswith("error: target 'sm90': kernel template 'rows': unknown: have thin,")
+    done = call("tune", str(model), *ASKED, "--export", "o", "--templates", "latent,select")
+    assert (done.code, done.err) == (1, (
+        "error: option '--templates': no kernel of this model can be measured: got latent, select, "
+        "want some of attend, contract, row\n"
+    ))  # fmt: skip
 
 
 def test_a_configuration_in_place_of_a_model(

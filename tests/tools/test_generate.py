@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -306,4 +307,22 @@ def test_a_damaged_artifact(call: Call, artifact: Path, tmp_path: Path) -> None:
     assert done.code == 1 and done.out == ""
     assert done.err.startswith(
         f"error: artifact '{copy}': file 'tokenizer.json' was edited or damaged: got SHA-256 "
+    )
+
+
+def test_a_manifest_that_does_not_fit_a_kernel_is_one_sentence(
+    call: Call, artifact: Path, tmp_path: Path
+) -> None:
+    edited = shutil.copytree(artifact, tmp_path / "edited")
+    manifest = json.loads((edited / "manifest.json").read_text())
+    for bucket in manifest["buckets"]:
+        bucket["launches"][0]["ints"].append("tokens")
+    (edited / "manifest.json").write_text(json.dumps(manifest))
+    done = call("generate", edited, "--tokens", "7,8", *SHORT, "--json")
+    assert done.code == 1
+    (line,) = done.lines
+    assert re.fullmatch(
+        r"launch 0 '\S+' of bucket '\w+' failed: kernel '\w+': number of arguments: "
+        r"got \d+, want \d+",
+        line["error"],
     )

@@ -38,7 +38,9 @@ def chat(
     with waiting("loading"):
         engine = runtime.load(artifact, num_threads=threads)
     with engine:
-        Talk(engine, settings, system).run(_lines())
+        talk = Talk(engine, settings, system)
+        talk.check()
+        talk.run(_lines())
 
 
 def _lines() -> Iterator[str]:
@@ -68,6 +70,15 @@ class Talk:
         self._first = [{"role": "system", "content": system}] if system is not None else []
         self._messages = list(self._first)
         self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def check(self) -> None:
+        """Raise RequestError for settings that no answer could be given with."""
+        from tilewright.runtime import SamplingParams
+
+        params, model = SamplingParams.from_mapping(self._settings), self._engine.model
+        # An answer is cut to the room that a conversation leaves.
+        params.validated(model.vocab_size, max(model.max_context, params.max_tokens))
+        self._engine.chat_prompt([*self._first, {"role": "user", "content": "?"}])
 
     def run(self, lines: Iterator[str]) -> None:
         """Answer every line until the last one, or /exit."""

@@ -40,6 +40,8 @@ def tune_device(
     if export_to is None and missing:
         _require_gpu(found)
     if not missing:
+        if export_to is not None:
+            print(f"nothing to measure: all {len(cases)} records are there", file=sys.stderr)
         return []
     with tempfile.TemporaryDirectory(prefix="tilewright-") as spare:
         folder = export_to or Path(spare)
@@ -74,6 +76,11 @@ def _cases(
     bars("lower", 1, 1)
     collector = Collector(found.target, prepared.config, group_names(graph), scope)
     plan_groups(graph, found.target, prepared.config, collector)
+    if not collector.cases:
+        raise CommandError(
+            "option '--templates': no kernel of this model can be measured: got "
+            f"{', '.join(sorted(scope.templates))}, want some of {', '.join(sorted(collector.met))}"
+        )
     return collector.cases
 
 

@@ -23,6 +23,9 @@ PROMPTS = (
 )  # fmt: skip
 NUM_TOKENS, TEXT_TOKENS = 48, 320
 MARGIN = 0.05  # a smaller gap between the two best logits may fall either way
+# Three times as far as rounding alone moves a logit of this model; with every sum of the reference
+# moved by one rounding the same next token was left at 95.4 % of all positions.
+SURE_MARGIN, SURE_AGREEMENT, AGREEMENT = 0.25, 0.98, 0.94
 BATCHES, STARTS = (1, 8, 32), (128, 512)
 Found = dict[str, Any]
 
@@ -77,9 +80,10 @@ def check_greedy(path: Path, expected: Path) -> Found:
 
 
 def check_logits(path: Path, expected: Path) -> Found:
-    """Logits after every token of given texts: how often the likeliest token is the CPU's, the
-    largest difference, and both perplexities."""
+    """Logits after every token of given texts: how often the likeliest token is the CPU's, of all
+    and where the CPU's two best are far apart, the largest difference, and both perplexities."""
     want, same, errors = np.load(expected), [], []
+    margins: list[float] = []
     losses: dict[str, list[float]] = {"gpu": [], "cpu": []}
     with runtime.load(path) as engine:
         for i in range(len(PROMPTS)):
@@ -88,15 +92,19 @@ def check_logits(path: Path, expected: Path) -> Found:
             mine = engine.logits(ids.tolist())
             same += (mine.argmax(-1) == want[f"best_{i}"]).tolist()
             errors += np.abs(mine - theirs).max(-1).tolist()
+            margins += _margins(theirs).tolist()
             for name, logits in (("gpu", mine), ("cpu", theirs)):
                 losses[name] += _losses(logits, ids).tolist()
     perplexity = {name: float(np.exp(np.mean(found))) for name, found in losses.items()}
     apart = abs(perplexity["gpu"] / perplexity["cpu"] - 1)
     agreement = float(np.mean(same))
+    sure = {m: np.array(same)[np.array(margins) > m] for m in (MARGIN, SURE_MARGIN)}
     return {
         "tokens": len(same), "top1_agreement": agreement, "largest_error": max(errors),
         "median_error": float(np.median(errors)), "perplexity": perplexity, "apart": apart,
-        "ok": agreement >= 0.96 and apart <= 0.005,
+        "by_margin": {str(m): {"tokens": len(x), "same": int(x.sum())} for m, x in sure.items()},
+        "ok": sure[SURE_MARGIN].mean() >= SURE_AGREEMENT
+        and agreement >= AGREEMENT and apart <= 0.005,
     }  # fmt: skip
 
 

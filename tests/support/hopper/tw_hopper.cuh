@@ -181,6 +181,7 @@ TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
   std::unique_lock<std::mutex> hold(b.lock);
   b.changed.wait(hold, [&] { return b.phase != parity; });
 }
+#define TW_ARRIVALS 1
 TW_DEVICE void tw_arrive_warp(uint32_t barrier, int lane) {
   __syncwarp();
   if (lane == 0) tw_arrive(barrier);
