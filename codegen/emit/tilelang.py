@@ -96,9 +96,28 @@ def met_weights(body: Graph, anchors: Sequence[Node], *, split: bool) -> int:
 
 
 def shared_bytes(schedule: Mapping[str, int], weights: int) -> int:
-    """Return the shared memory that the stages of a block take."""
+    """Return the shared memory that the stages of a block take, and results on their way out."""
     rows = schedule["bm"] + weights * schedule["bn"]
-    return schedule["stages"] * rows * schedule["bk"] * 2
+    out = schedule["bm"] * schedule["bn"] * 2 * schedule["teams"] if schedule["staged"] else 0
+    return schedule["stages"] * rows * schedule["bk"] * 2 + out
+
+
+def refuses_staging(body: Graph, anchors: Sequence[Node]) -> str | None:
+    """Say why results cannot leave by the copy engine, a bf16 tile of each section that was at most
+    one tile of rows before, or return None."""
+    counts = set()
+    for nodes in sections_of(body, list(anchors)):
+        mine = [a for a in nodes if a in anchors]
+        if constant(mine[0].type.shape[-1]) % 8:
+            return "rows of results are no multiple of 16 bytes"
+        found = _epilogue(body, nodes, mine, {}, "i, j")
+        rows = [o for o in found["reads"] if o.rowwise]
+        if [w.dtype for w in found["writes"]] != ["bfloat16"]:
+            return "results are not one of bf16"
+        if any(o.dtype != "bfloat16" for o in rows) or len(rows) > 1:
+            return "more than rows of bf16 are added"
+        counts.add(len(rows))
+    return None if len(counts) == 1 else "sections differ"
 
 
 def tile_launch(
@@ -116,7 +135,10 @@ def tile_launch(
                        (schedule["bn"], BOX))
             for w in unit["weights"]
         ]  # fmt: skip
-    named = [Pointer(o.name, o.tensor, _SHORT[o.dtype]) for o in _operands(units)]
+    moved = [o for o in _operands(units) if schedule["staged"] and o.rowwise]
+    maps += [Descriptor(f"{o.name}_desc", o.tensor, "bf16", 0, rows, o.columns,
+                        (schedule["bm"], BOX)) for o in moved]  # fmt: skip
+    named = [Pointer(o.name, o.tensor, _SHORT[o.dtype]) for o in _operands(units) if o not in moved]
     if schedule["split"]:
         named += [replace(p, name="p_parts") for p in work if p.name == "parts"]
     tiles: DimJson = ["mul", ["ceildiv", rows, schedule["bm"]], units[-1]["stop"] * _beside(spec)]
@@ -135,7 +157,7 @@ def tile_source(spec: KernelSpec, anchors: Sequence[Node]) -> str:
     if segments > 1 and length % schedule["bk"]:
         raise LowerError(f"schedule 'bk': got {schedule['bk']}, want a part of {length}")
     turned, in_memory = _is_turned(schedule), schedule["tilelang"] >= TENSOR_MEMORY
-    groups = schedule["warps"] // 4
+    groups, teams = schedule["warps"] // 4, schedule["teams"]
     along, across = schedule["bm"], schedule["bn"]
     if turned:
         along, across = across, along
@@ -153,14 +175,16 @@ def tile_source(spec: KernelSpec, anchors: Sequence[Node]) -> str:
         piece=piece,
         pieces=schedule["bn"] // piece,
         buffers=2 if 2 * met * across <= SUM_COLUMNS else 1,
-        arrive=1 if in_memory else groups * GROUP,
+        arrive=1 if in_memory else groups // teams * GROUP,
+        staged=bool(schedule["staged"]),
+        rests=bool(schedule["staged"]) and any(o.rowwise for o in units[0]["reads"]),
         beside=beside,
         turns=segments // beside,
         steps=-(-length // schedule["bk"]),
         length=length,
-        groups=groups,
+        teams=teams,
         threads=(groups + 1) * GROUP,
-        policy="FullRow" if along // 64 >= groups else "FullCol",
+        policy="FullRow" if along // 64 >= groups // teams else "FullCol",
         turned=turned,
         near=NEIGHBOURS,
         **{name: schedule[name] for name in ("bm", "bn", "bk", "stages", "cores")},

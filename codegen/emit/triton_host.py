@@ -64,9 +64,9 @@ class Launch:
     descriptors: tuple[Descriptor, ...] = field(default=())
     registers: int = 0  # at most so many a thread; 0: as many as it takes
     shared: int = 0  # bytes of a kernel that is in the source's text in CUDA; 0: not so
-    # Of a kernel that is in the source's text in TileLang: its pointers by their own names, and its
-    # count of rows, `p_rows`. The toolchain defines TW_ORDER_<kernel>: the addresses of maps,
-    # pointers and rows in the order in which the kernel takes them.
+    # Of a kernel that is in the source's text in TileLang: its pointers by their own names, if any,
+    # and its count of rows, `p_rows`. The toolchain defines TW_ORDER_<kernel>: the addresses of
+    # maps, pointers and rows in the order in which the kernel takes them.
     named: tuple[Pointer, ...] = ()
     rows: DimJson = 0
 
@@ -110,7 +110,7 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
 
 
 def _is_text(launch: Launch) -> bool:
-    return bool(launch.shared or launch.named)
+    return launch.shared > 0 or launch.rows != 0
 
 
 def _rare(launch: Launch) -> list[str]:
@@ -118,7 +118,7 @@ def _rare(launch: Launch) -> list[str]:
     described = [tuple(vars(d).values()) for d in launch.descriptors]
     lines = [f'        "descriptors": {described!r},'] if described else []
     lines += [f'        "registers": {launch.registers},'] if launch.registers else []
-    if launch.named:
+    if launch.rows != 0:
         named = [(p.name, p.tensor, p.dtype, p.offset) for p in launch.named]
         lines += [f'        "named": {named!r},', f'        "rows": {launch.rows!r},']
     return lines + ([f'        "shared": {launch.shared},'] if launch.shared else [])
@@ -148,7 +148,7 @@ def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
 
 
 def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
-    if launch.named:
+    if launch.rows != 0:
         return ["  {", *_named_lines(launch), *_grid_lines(launch, first)]
     found = (*pointers(spec), *launch.pointers)
     lines = ["  {"]

@@ -38,7 +38,7 @@ TIMED = {
 def tile_cases(target: Any) -> Iterator[DeviceCase]:
     """Every program of few rows and of many, and the first of Triton's."""
     for name, graph in CHECKED.items():
-        specs = _specs(graph(), target, (1, 64, 512), tiles=6, others=2)
+        specs = _specs(graph(), target, (1, 64, 512), tiles=7, others=1)
         yield DeviceCase("tiles", name, specs, lambda s=specs[0]: make_case(  # type: ignore[misc]
             s, {"tokens": TOKENS}, seed=7))  # fmt: skip
     for name, graph in TIMED.items():

@@ -29,9 +29,11 @@ pytestmark = [
     ),
 ]
 TARGET = resolve("sm90")[0]
-COMMON = {"row_warps": 4, "listed": 0, "cores": 2, "bk": 64}
+COMMON = {"row_warps": 4, "listed": 0, "cores": 2, "bk": 64, "staged": 0, "teams": 1}
 UPRIGHT_TILE = {**COMMON, "tilelang": UPRIGHT, "bm": 64, "bn": 64, "warps": 4, "stages": 3}
 WIDE_TILE = {**COMMON, "tilelang": UPRIGHT, "bm": 128, "bn": 64, "warps": 8, "stages": 2}
+STAGED_TILE = {**WIDE_TILE, "staged": 1}
+TEAMS = {**UPRIGHT_TILE, "warps": 8, "teams": 2, "staged": 1}
 TURNED_TILE = {**COMMON, "tilelang": TURNED, "bm": 8, "bn": 64, "warps": 4, "stages": 2}
 
 
@@ -76,23 +78,27 @@ def test_a_tile_with_tails_on_all_sides(tmp_path: Path) -> None:
 
 
 def test_operands_of_rows_and_columns_follow_the_sums(tmp_path: Path) -> None:
-    schedules = [{**s, "split": 0} for s in (UPRIGHT_TILE, TURNED_TILE)]
-    agree(lambda: residual(72, 136), 1, schedules, 5, tmp_path)
+    """Read by the threads, or brought and taken away by the copy engine, by teams in turn."""
+    schedules = [{**s, "split": 0} for s in (TURNED_TILE, TEAMS)]
+    agree(lambda: residual(136, 72), 1, schedules, 5, tmp_path)
 
 
 def test_segments_beside_and_after_each_other_agree(tmp_path: Path) -> None:
-    """Three results in sections of their own; the last of four segments is empty."""
-    sections = [("bf16", 72), ("bf16", 40), ("bf16", 8)]
-    schedules = [{**UPRIGHT_TILE, "split": 0}, {**TURNED_TILE, "split": 1}]
-    agree(lambda: linear(sections, 648), 4, schedules, 5, tmp_path)
+    """Results in sections of their own; the last of two segments is short."""
+    sections = [("bf16", 72), ("bf16", 8)]
+    schedules = [{**UPRIGHT_TILE, "split": 0}, {**TURNED_TILE, "split": 1, "bk": 256}]
+    agree(lambda: linear(sections, 328), 2, schedules, 3, tmp_path)
 
 
 @pytest.mark.slow
 def test_two_groups_of_warps_agree_with_one(tmp_path: Path) -> None:
-    schedules = [{**s, "split": 0} for s in (UPRIGHT_TILE, WIDE_TILE, TURNED_TILE)]
+    schedules = [
+        {**s, "split": 0} for s in (UPRIGHT_TILE, WIDE_TILE, TURNED_TILE, TEAMS, STAGED_TILE)
+    ]
     agree(lambda: residual(72, 136), 1, schedules, 131, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_row_is_its_own(tmp_path: Path) -> None:
     spec = spec_of(linear([("bf16", 72)], 136), 1, {**TURNED_TILE, "split": 0})
     case = make_case(spec, {"tokens": 11}, seed=2)

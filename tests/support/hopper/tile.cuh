@@ -21,6 +21,10 @@ struct __nv_bfloat162 { bfloat16_t x, y; };
 static inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {bfloat16_t(v.x), bfloat16_t(v.y)}; }
 static inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x, v.y}; }
 
+static inline uint32_t __pack_half2(bfloat16_t low, bfloat16_t high) {
+  return low.bits | (uint32_t)high.bits << 16;
+}
+
 // A matrix of bf16 whose tiles of box_rows x 64 are brought, zeros outside.
 struct CUtensorMap {
   const uint16_t* data;
@@ -86,6 +90,30 @@ inline void tma_load(const CUtensorMap& map, TileBarrier& barrier, void* to, int
       memcpy(memory + at, &value, 2);
     }
   barrier.add(-(int64_t)map.box_rows * 128, 0);
+}
+inline void tma_store(const CUtensorMap& map, void* from, int column, int row) {
+  uint16_t* data = const_cast<uint16_t*>(map.data);
+  for (int r = 0; r < map.box_rows; ++r)
+    for (int i = 0; i < 64; ++i) {
+      if (row + r >= map.rows || column + i >= map.cols) continue;
+      uint32_t at = tw_shared(from) + r * 128 + i * 2;
+      at ^= (at >> 7 & 7) << 4;
+      memcpy(&data[(row + r) * map.cols + column + i], memory + at, 2);
+    }
+}
+inline void tma_store_arrive() {}
+template <int, bool> void tma_store_wait() {}
+inline void fence_proxy_async() {}
+inline void __sync_thread_partial(int name, int threads) { meet(300 + name, threads); }
+// Four matrices of 8 x 8: lane i gives the address of row i % 8 of matrix i / 8.
+inline void ptx_stmatrix_m8n8_x4(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  of_lanes[warp_id()][lane_id()] = tw_shared(to);
+  meet_warp();
+  const uint32_t values[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) {
+    memcpy(memory + of_lanes[warp_id()][i * 8 + lane_id() / 4] + lane_id() % 4 * 4, &values[i], 4);
+  }
+  meet_warp();
 }
 template <int kThreads>
 bool tl_shuffle_elect() { return threadIdx.x % (kThreads ? kThreads : 1 << 30) == 0; }
