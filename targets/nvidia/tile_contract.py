@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.codegen.emit.tilelang import (
+    BOX,
     SUM_COLUMNS,
     TENSOR_MEMORY,
     TENSOR_MEMORY_TURNED,
@@ -107,7 +108,7 @@ def _fits(
     if form >= TENSOR_MEMORY:
         across = values["bm"] if form == TENSOR_MEMORY_TURNED else values["bn"]
         return met * across <= SUM_COLUMNS and (split or not cut)
-    if values["staged"] and (split or refuses_staging(body, anchors)):
+    if values["staged"] and (split or values["bn"] % BOX or refuses_staging(body, anchors)):
         return False
     k = int(body.type_of(anchors[0].inputs[0]).shape[-1])
     held = met * (2 if cut and not split else 1)
