@@ -49,6 +49,9 @@ def _refuses_stack(body: Graph, node: Node, anchors: list[Node]) -> str | None:
 
 
 _LED_ROWS = 256
+# Programs in TileLang lead where rows are so long: on an H200 their pipelines win there, and lose
+# below, where what follows the sums is most of the time.
+_LED_BY_TILELANG = 2048
 _FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 # Rows, columns, values of k of a tile; warps; stages of its loads.
 _Tile = tuple[int, int, int, int, int]
@@ -88,11 +91,13 @@ def contract_schedules(
         for split, listed in _forms(first, numerics, rows, beside=beside)
         for bm, bn, bk, warps, stages in ordered
     ]
-    lead = 3 if rows >= least else 0
+    early = 3 if rows >= least else 0
     tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
-    return tuple(
-        dict.fromkeys([*streamed[:lead], *found[:8], *tiles, *streamed[lead:], *found[8:]])
-    )
+    in_triton = [*streamed[:early], *found[:8], *streamed[early:], *found[8:]]
+    led = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
+    led = led and (rows > 64 or not in_memory)
+    lead = tiles if led else []
+    return tuple(dict.fromkeys([*lead, *in_triton[:8], *tiles, *in_triton[8:]]))
 
 
 # Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.

@@ -28,7 +28,8 @@ SUMS = 128  # of a thread that multiplies: more leave no registers for its produ
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows, columns and values of k of a stage; groups of warps that multiply; stages; whether
+    """Rows, columns and values of k of a stage; groups of warps that multiply; stages; `cost`:
+    nanoseconds that 64 values of k of it took on an H200 whose cores were all busy; whether
     results leave by the copy engine; teams that take tiles in turn."""
 
     form: int
@@ -37,33 +38,34 @@ class Tile:
     bk: int
     groups: int
     stages: int
+    cost: int
     staged: int = 0
     teams: int = 1
 
 
-MANY = (
-    Tile(UPRIGHT, 128, 256, 64, 2, 3, 1), Tile(UPRIGHT, 128, 256, 64, 2, 4),
-    Tile(UPRIGHT, 128, 128, 64, 2, 6), Tile(UPRIGHT, 128, 128, 64, 2, 4, 1),
-    Tile(UPRIGHT, 128, 128, 64, 2, 5, 1, 2), Tile(UPRIGHT, 64, 128, 64, 2, 6, 1, 2),
-    Tile(UPRIGHT, 64, 128, 64, 1, 4),
+TILES = (
+    Tile(UPRIGHT, 128, 256, 64, 2, 3, 730, 1), Tile(UPRIGHT, 128, 256, 64, 2, 4, 731),
+    Tile(UPRIGHT, 128, 128, 64, 2, 5, 378, 1, 2), Tile(UPRIGHT, 128, 128, 64, 2, 5, 385),
+    Tile(UPRIGHT, 128, 128, 64, 2, 4, 394, 1), Tile(UPRIGHT, 128, 128, 64, 2, 4, 448),
+    Tile(UPRIGHT, 64, 128, 64, 1, 4, 333), Tile(TURNED, 64, 64, 128, 1, 6, 167),
+    Tile(TURNED, 64, 64, 128, 1, 4, 183), Tile(UPRIGHT, 64, 32, 128, 1, 8, 147),
+    Tile(TURNED, 32, 64, 128, 1, 5, 150), Tile(TURNED, 16, 64, 128, 1, 6, 115),
+    Tile(TURNED, 8, 64, 256, 1, 5, 77), Tile(TURNED, 8, 64, 128, 1, 8, 105),
+    Tile(TURNED, 8, 64, 128, 1, 6, 106),
 )  # fmt: skip
-FEW = (
-    Tile(TURNED, 8, 64, 128, 1, 8), Tile(TURNED, 8, 64, 128, 1, 6), Tile(TURNED, 16, 64, 128, 1, 6),
-    Tile(TURNED, 32, 64, 128, 1, 5), Tile(UPRIGHT, 64, 32, 128, 1, 8),
-    Tile(TURNED, 64, 64, 128, 1, 4), Tile(UPRIGHT, 64, 64, 128, 1, 6),
+# The same for SM100, where a group of warps finishes sums and another brings and issues; nobody has
+# run them: costs are what products of so many columns take, and a little.
+TILES_IN_MEMORY = (
+    Tile(TENSOR_MEMORY, 128, 256, 64, 1, 4, 280), Tile(TENSOR_MEMORY, 128, 128, 64, 1, 6, 160),
+    Tile(TENSOR_MEMORY, 128, 64, 64, 1, 6, 100), Tile(TENSOR_MEMORY_TURNED, 64, 128, 64, 1, 8, 101),
+    Tile(TENSOR_MEMORY_TURNED, 64, 128, 64, 1, 5, 102),
+    Tile(TENSOR_MEMORY_TURNED, 32, 128, 64, 1, 9, 70),
+    Tile(TENSOR_MEMORY_TURNED, 16, 128, 64, 1, 10, 60),
+    Tile(TENSOR_MEMORY_TURNED, 16, 128, 64, 1, 6, 61),
 )  # fmt: skip
-
-
-# The same for SM100: a group of warps finishes sums, another brings and issues.
-MANY_IN_MEMORY = (
-    Tile(TENSOR_MEMORY, 128, 256, 64, 1, 4), Tile(TENSOR_MEMORY, 128, 128, 64, 1, 6),
-    Tile(TENSOR_MEMORY, 128, 64, 64, 1, 6),
-)  # fmt: skip
-FEW_IN_MEMORY = (
-    Tile(TENSOR_MEMORY_TURNED, 16, 128, 64, 1, 10), Tile(TENSOR_MEMORY_TURNED, 32, 128, 64, 1, 9),
-    Tile(TENSOR_MEMORY_TURNED, 64, 128, 64, 1, 8), Tile(TENSOR_MEMORY_TURNED, 16, 128, 64, 1, 6),
-    Tile(TENSOR_MEMORY_TURNED, 64, 128, 64, 1, 5),
-)  # fmt: skip
+COUNT = 6  # so many leave room for Triton's among those that are measured
+ADDING = 3000  # nanoseconds of the kernel that adds segments
+MOVED = 9000  # bytes a nanosecond that tiles come at, from the L2 for the most part
 
 
 def tile_schedules(
@@ -79,21 +81,40 @@ def tile_schedules(
     of a chip whose sums lie in tensor memory."""
     if refuses_tilelang(body, numerics, anchors):
         return []
-    many = MANY_IN_MEMORY if in_memory else MANY
-    few = sorted(FEW_IN_MEMORY if in_memory else FEW, key=lambda t: (t.bm < min(rows, 64), t.bm))
-    cut = numerics.segments > 1
-    splits = [0] if not cut else [1, 0] if rows <= 64 else [0, 1]
-    return [
-        schedule
-        for split in splits
-        for schedule in (
-            Schedule.of(bm=t.bm, bn=t.bn, bk=t.bk, warps=t.groups * 4, stages=t.stages,
-                        row_warps=4, split=split, listed=0, cores=cores, tilelang=t.form,
-                        staged=t.staged, teams=t.teams)
-            for t in (few[:3] if rows <= 64 else many)
-        )
-        if _fits(schedule.values, body, numerics, anchors)
-    ]  # fmt: skip
+    found: list[tuple[int, Schedule]] = []
+    for split in (0, 1) if numerics.segments > 1 else (0,):
+        for tile in TILES_IN_MEMORY if in_memory else TILES:
+            schedule = _schedule(tile, split=split, cores=cores)
+            if _fits(schedule.values, body, numerics, anchors):
+                found.append((_cost(tile, body, numerics, anchors, rows, schedule), schedule))
+    return [schedule for _, schedule in sorted(found, key=lambda f: f[0])][:COUNT]
+
+
+def _schedule(tile: Tile, *, split: int, cores: int) -> Schedule:
+    return Schedule.of(
+        bm=tile.bm, bn=tile.bn, bk=tile.bk, warps=tile.groups * 4, stages=tile.stages, row_warps=4,
+        split=split, listed=0, cores=cores, tilelang=tile.form, staged=tile.staged,
+        teams=tile.teams,
+    )  # fmt: skip
+
+
+def _cost(
+    tile: Tile,
+    body: Graph,
+    numerics: Numerics,
+    anchors: list[Node],
+    rows: int,
+    schedule: Schedule,
+) -> int:
+    """Return the nanoseconds that waves of tiles take, or bringing them."""
+    values, k = schedule.values, int(body.type_of(anchors[0].inputs[0]).shape[-1])
+    beside = numerics.segments if values["split"] else 1
+    met = met_weights(body, anchors, split=bool(values["split"]))
+    columns = sum(-(-int(a.type.shape[-1]) // tile.bn) for a in anchors) // met
+    tiles, steps = -(-rows // tile.bm) * columns * beside, -(-k // (64 * beside))
+    taken = -(-tiles // values["cores"]) * tile.cost * met * steps
+    taken = max(taken, tiles * (tile.bm + met * tile.bn) * steps * 128 // MOVED)
+    return taken + (ADDING + rows * columns * tile.bn * beside // 500 if beside > 1 else 0)
 
 
 def _fits(
