@@ -106,8 +106,7 @@ def _with_inner_views(graph: Graph, group: Group) -> tuple[str, ...]:
             store = operand in inside and op_def(graph.node[operand].op).kind is Kind.STORE
             if operand in inside and not store:
                 needed.update(chain)
-    wanted = inside | needed
-    return tuple(n.name for n in graph.nodes if n.name in wanted)
+    return tuple(sorted(inside | needed, key=graph.position.__getitem__))
 
 
 def _operand(

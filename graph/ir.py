@@ -115,6 +115,11 @@ class Graph:
         return {n.name: n for n in self.nodes}
 
     @cached_property
+    def position(self) -> Mapping[str, int]:
+        """Where a node stands among the nodes."""
+        return {n.name: i for i, n in enumerate(self.nodes)}
+
+    @cached_property
     def dim(self) -> Mapping[str, DimDecl]:
         return {d.name: d for d in self.dims}
 

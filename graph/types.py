@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TypeAlias
 
 from tilewright.graph.dims import Dim, ceil_div, format_dim, normalise, product
@@ -145,6 +146,10 @@ class TensorType:
         object.__setattr__(self, "shape", tuple(normalise(d) for d in self.shape))
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return f"{self.dtype}{_dims(self.shape)}"
 
     @property

@@ -15,9 +15,9 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
 
 _SCALE_BYTES = 256  # of a tile
-# Of a thread that multiplies and of one that brings, of three groups of warps: together as many as
-# the assembler gives a block of them.
-REGISTERS = (232, 40)
+# Of a thread that multiplies and of one that brings, by the groups that multiply and the blocks of
+# a core: together as many as the assembler gives a block of them.
+REGISTERS = {(2, 1): (232, 40), (2, 2): (104, 32), (3, 1): (152, 56), (4, 1): (112, 32)}
 # C texts of an element, and of one that is stored, by the type in memory.
 _LOADS = {"f32": "{0}", "bf16": "__int_as_float((int){0} << 16)"}
 _STORES = {"f32": "{0}", "bf16": "(unsigned short)tw_pack({0}, 0.0f)"}
@@ -34,6 +34,12 @@ def block_bytes(schedule: Mapping[str, int], *, weights: int, bits: int, wide: b
     align = 1024 if wide else 128
     each = stage_bytes(weights=weights, bits=bits, rows=schedule["bm"], align=align)
     return schedule["stages"] * (each + 16) + schedule["bm"] * 8
+
+
+def block_warps(wide: int) -> int:
+    """Return the warps of a block: `wide` groups of four that multiply and one that brings, or of
+    few rows four warps and one."""
+    return wide * 4 + 4 if wide else 5
 
 
 def epilogue(

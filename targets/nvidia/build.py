@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
+
 REPORT = "tilewright kernel report: "
-SHARED_BYTES = 227 << 10  # of a block, on every chip of these targets
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
 FORBIDDEN_PTX = (
     (r"\b(?:atom|red)\.", "an atomic has no fixed order of accumulation"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
+from tilewright.codegen.emit.cuda_scaled import SCALED, refuses_scaled, sums_meet
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
 from tilewright.codegen.numerics import CODE_ATOMS
 from tilewright.codegen.pack_gpu import refuses_format
@@ -100,6 +102,7 @@ def contract_schedules(
     return tuple(dict.fromkeys([*lead, *in_triton[:8], *tiles, *in_triton[8:]]))
 
 
+_FEW_SCALED = 32  # rows of which most of a block would be empty
 # Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.
 _STREAMS = ((128, 128, 6), (64, 256, 5), (128, 128, 4), (64, 256, 3))
 
@@ -130,10 +133,23 @@ def _streams(
         for bm, stages in ((8, 4), (16, 4), (8, 6))
         if rows <= bm
     ]  # fmt: skip
-    return few + [
+    return few + _scaled(body, anchors, numerics, rows) + [
         Schedule.of(bm=bm, bn=bn, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
                     listed=0, stream=1)
         for bm, bn, stages in tiles
+    ]  # fmt: skip
+
+
+def _scaled(
+    body: Graph, anchors: list[Node], numerics: Numerics, rows: int
+) -> list[Schedule]:
+    """The kernel in CUDA, whose blocks are of many rows."""
+    if refuses_scaled(body, numerics, anchors) or rows <= _FEW_SCALED:
+        return []
+    split = int(numerics.segments > 1 or not sums_meet(body, anchors))
+    return [
+        Schedule.of(bm=128, bn=256, bk=SPAN, warps=4, stages=3, row_warps=4, split=split, listed=0,
+                    stream=SCALED)
     ]  # fmt: skip
 
 
@@ -233,10 +249,9 @@ def _tiles(
         leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide, cores)
         found = [*([wide] if leads else []), *_MANY, *_FEW]
     sections = len(sections_of(body, anchors))
-    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= _SHARED]
+    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= SHARED_BYTES]
 
 
-_SHARED = 227 << 10  # of a block
 
 
 def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:

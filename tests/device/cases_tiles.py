@@ -42,7 +42,7 @@ def tile_cases(target: Any) -> Iterator[DeviceCase]:
         yield DeviceCase("tiles", name, specs, lambda s=specs[0]: make_case(  # type: ignore[misc]
             s, {"tokens": TOKENS}, seed=7))  # fmt: skip
     for name, graph in TIMED.items():
-        specs = _specs(graph(), target, (1, 64, 4096), tiles=3, others=2)
+        specs = _specs(graph(), target, ROWS_TIMED, tiles=2, others=1)
         yield DeviceCase("tiled", name, specs, None, {"rows": ROWS_TIMED, **_facts(specs[0])})
 
 

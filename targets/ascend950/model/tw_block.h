@@ -107,6 +107,9 @@ class Block {
   size_t queued = 0;
   int running = AIC;  // core whose program runs
   VectorRun* vector = nullptr;
+  LaneAccess lane;  // of the vector function that runs
+  int gm_tensor = -1;             // that was touched last
+  uint32_t scalar_site[3] = {};  // of loads and stores of each scalar program
   Totals totals;
   std::vector<Event> events;
   std::vector<Where> sites;
@@ -132,6 +135,7 @@ class Block {
   bool touch_gm(uintptr_t address, uint64_t bytes, bool write);
   void simd_access(uint64_t offset, int bytes, const uint8_t* mask, const char* name);
   uint8_t* simd_bytes(uint64_t offset) { return ub[running].bytes + offset % kUsable[UB]; }
+  int tensor_at(uintptr_t address, uint64_t bytes);
   void raw_access(uintptr_t address, int bytes, bool write);
   Memory* memory_of(int place, int core);
   void ranges(Memory& memory, std::vector<Range>& out) const;
@@ -161,10 +165,13 @@ class Block {
   double mmad(const Request& r);
   double from_l0c(const Request& r);
   double run_vector(const Request& r);
-  bool program_blocks(const Request& request);
+  void scalar_access();
   bool may_resume(const CoreState& core);
   void deadlock();
   bool ordered(int actor, uint32_t epoch_seen) const;
+  bool outside(Memory& memory, uint64_t offset, uint64_t bytes, bool write);
+  bool unreachable(Memory& memory);
+  void unwritten(Memory& memory, uint32_t cell);
   void race(Memory& memory, uint32_t cell, uint32_t other, bool write, bool other_wrote);
   friend struct VectorRun;
 };

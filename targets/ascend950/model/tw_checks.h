@@ -34,7 +34,7 @@ inline bool Block::ordered(int actor, uint32_t seen) const {
   return seen <= clock[now_actor].at[actor] || (actor == now_actor && seen == epoch[actor]);
 }
 
-inline void Block::race(Memory& memory, uint32_t cell, uint32_t other, bool write, bool other_wrote) {
+__attribute__((cold, noinline)) inline void Block::race(Memory& memory, uint32_t cell, uint32_t other, bool write, bool other_wrote) {
   const Where& there = sites[other];
   const char* mine = pipe_name(kActor[now_actor].pipe);
   const char* theirs = pipe_name(kActor[there.actor].pipe);
@@ -59,12 +59,13 @@ inline bool Block::seen_before(Memory& m, uint64_t offset, uint64_t bytes, bool 
   if (m.page_launch[c / kPageCells] != serial) return false;
   Cell& cell = m.cells[c];
   uint32_t now = epoch[now_actor], mask = byte_mask(first, first + (uint32_t)bytes - 1);
+  uint32_t& written = m.written_of(c);
   if (write) {
     if (cell.writer_epoch != now || cell.writer != now_actor) return false;
-    cell.written |= mask;
+    written |= mask;
     return true;
   }
-  return cell.reader_epoch[m.slot[now_actor]] == now && (cell.written & mask) == mask;
+  return cell.reader_epoch[m.slot[now_actor]] == now && (written & mask) == mask;
 }
 
 inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
@@ -77,55 +78,75 @@ inline bool Block::touch(Memory& m, uint64_t offset, uint64_t bytes, bool write)
   return touch_first(m, offset, bytes, write);
 }
 
+__attribute__((cold, noinline)) inline bool Block::outside(Memory& m, uint64_t offset, uint64_t bytes,
+                                                            bool write) {
+  fail("overflow", text("%s %s %s bytes %llu to %llu: want at most %u bytes",
+                        describe(now_site).c_str(), write ? "writes" : "reads", place_name(m.place),
+                        (unsigned long long)offset, (unsigned long long)(offset + bytes - 1),
+                        m.usable));
+  return false;
+}
+
+__attribute__((cold, noinline)) inline bool Block::unreachable(Memory& m) {
+  fail("illegal path", text("%s: %s %s does not reach %s", describe(now_site).c_str(),
+                            core_name(kActor[now_actor].core), pipe_name(kActor[now_actor].pipe),
+                            place_name(m.place)));
+  return false;
+}
+
+__attribute__((cold, noinline)) inline void Block::unwritten(Memory& m, uint32_t cell) {
+  fail("uninitialised read",
+       text("%s reads %s bytes %u to %u, of which some were never written",
+            describe(now_site).c_str(), place_name(m.place), cell * kCell, cell * kCell + 31));
+}
+
 inline bool Block::touch_first(Memory& m, uint64_t offset, uint64_t bytes, bool write) {
-  if (offset + bytes > m.usable) {
-    fail("overflow", text("%s %s %s bytes %llu to %llu: want at most %u bytes",
-                          describe(now_site).c_str(), write ? "writes" : "reads",
-                          place_name(m.place), (unsigned long long)offset,
-                          (unsigned long long)(offset + bytes - 1), m.usable));
-    return false;
-  }
-  if (m.slot[now_actor] < 0) {
-    fail("illegal path", text("%s: %s %s does not reach %s", describe(now_site).c_str(),
-                              core_name(kActor[now_actor].core),
-                              pipe_name(kActor[now_actor].pipe), place_name(m.place)));
-    return false;
-  }
+  if (offset + bytes > m.usable) return outside(m, offset, bytes, write);
+  if (m.slot[now_actor] < 0) return unreachable(m);
   if (offset < m.low) m.low = (uint32_t)offset;
   if (offset + bytes > m.high) m.high = (uint32_t)(offset + bytes), m.high_site = now_site;
   uint32_t first = (uint32_t)offset / kCell, last = (uint32_t)(offset + bytes - 1) / kCell;
+  uint32_t mine = epoch[now_actor];
   int slot = m.slot[now_actor];
+  uint64_t fine = 0;  // the writer that was asked last, and its epoch: it is in order
   for (uint32_t c = first; c <= last; ++c) {
-    m.open(c, serial);
+    if (c == first || c % kPageCells == 0) m.open(c, serial);
     Cell& cell = m.cells[c];
+    uint32_t& written = m.written_of(c);
     uint32_t mask = byte_mask(c == first ? offset % kCell : 0,
                               c == last ? (offset + bytes - 1) % kCell : 31);
-    if (cell.writer_epoch && !ordered(cell.writer, cell.writer_epoch))
-      race(m, c, cell.writer_site, write, true);
+    uint64_t writer = (uint64_t)cell.writer << 32 | cell.writer_epoch;
+    if (cell.writer_epoch && writer != fine) {
+      if (ordered(cell.writer, cell.writer_epoch)) fine = writer;
+      else race(m, c, cell.writer_site, write, true);
+    }
     if (write) {
-      for (int s = 0; s < kSlots; ++s)
-        if (cell.reader_epoch[s] && s != slot && !ordered(m.actor[s], cell.reader_epoch[s]))
-          race(m, c, cell.reader_site[s], write, false);
-      cell.writer = (uint8_t)now_actor;
-      cell.writer_epoch = epoch[now_actor];
-      cell.writer_site = now_site;
-      cell.written |= mask;
+      if (cell.is_read())
+        for (int s = 0; s < kSlots; ++s)
+          if (cell.reader_epoch[s] && s != slot && !ordered(m.actor[s], cell.reader_epoch[s]))
+            race(m, c, cell.reader_site[s], write, false);
+      cell.writer = (uint8_t)now_actor, cell.writer_epoch = mine, cell.writer_site = now_site;
+      written |= mask;
       memset(cell.reader_epoch, 0, sizeof cell.reader_epoch);
+      if (m.lanes) m.lane_of(c).read = 0;  // a thread that reads on is noted again
     } else {
-      if ((cell.written & mask) != mask)
-        fail("uninitialised read",
-             text("%s reads %s bytes %u to %u, of which some were never written",
-                  describe(now_site).c_str(), place_name(m.place), c * kCell, c * kCell + 31));
-      cell.reader_epoch[slot] = epoch[now_actor];
-      cell.reader_site[slot] = now_site;
+      if ((written & mask) != mask) unwritten(m, c);
+      cell.reader_epoch[slot] = mine, cell.reader_site[slot] = now_site;
     }
   }
   return true;
 }
 
+// The tensor that holds these bytes, or -1.
+inline int Block::tensor_at(uintptr_t address, uint64_t bytes) {
+  int found = launch->gm.find(address, bytes, gm_tensor);
+  if (found >= 0) gm_tensor = found;
+  return found;
+}
+
 inline bool Block::touch_gm(uintptr_t address, uint64_t bytes, bool write) {
   GlobalMemory& gm = launch->gm;
-  int index = gm.find(address, bytes);
+  int index = tensor_at(address, bytes);
   const char* verb = write ? "writes" : "reads";
   if (index < 0) {
     int near = gm.nearest(address);
@@ -146,7 +167,6 @@ inline bool Block::touch_gm(uintptr_t address, uint64_t bytes, bool write) {
     return !write;
   }
   uint64_t unit = (uint64_t)tensor.unit, begin = address - tensor.base;
-  GmCell* cells = gm.shadow[index].cells + begin / unit;
   uint64_t count = (begin + bytes + unit - 1) / unit - begin / unit;
   Mark mine{};
   mine.block = (uint64_t)id & 0xffff, mine.actor = (uint64_t)now_actor;
@@ -161,16 +181,11 @@ inline bool Block::touch_gm(uintptr_t address, uint64_t bytes, bool write) {
                       describe(now_site).c_str(), id, verb, tensor.name, who.c_str(),
                       wrote ? "wrote" : "reads"), tensor.name);
   };
-  for (uint64_t i = 0; i < count; ++i) {
-    Mark writer = load(cells[i].writer), reader = load(cells[i].reader);
-    if (conflict(writer)) say(writer, true);
-    if (write) {
-      if (conflict(reader)) say(reader, false);
-      store(cells[i].writer, mine);
-    } else {
-      store(cells[i].reader, mine);
-    }
-  }
+  gm.shadow[index].visit(begin / unit, count, gm.launch, [&](GmCell& cell) {
+    if (conflict(cell.writer)) say(cell.writer, true);
+    if (write && conflict(cell.reader)) say(cell.reader, false);
+    (write ? cell.writer : cell.reader) = mine;
+  });
   return true;
 }
 

@@ -78,6 +78,15 @@ inline void apply_scales(const Memory& m, uint64_t base, uint64_t fractals, uint
 #define TW_WIDE
 #endif
 
+TW_WIDE static bool all_finite(const float* values, uint64_t count) {
+  uint32_t largest = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t size = bits_as<uint32_t>(values[i]) & 0x7fffffffu;
+    largest = size > largest ? size : largest;
+  }
+  return largest < 0x7f800000u;
+}
+
 // out[x] += a[0] rows[0][x], then a[1] rows[1][x], ...: products and sums are rounded apart.
 TW_WIDE static void add_products(float* out, const float* a, const float* rows, uint64_t width,
                                  uint64_t count) {
@@ -133,14 +142,14 @@ inline double Block::mmad(const Request& r) {
     apply_scales(l0a_mx, r.a[1] / 16, mf, k, a.data(), k_padded, 1);
     apply_scales(l0b_mx, r.a[2] / 16, nf, k, columns.data(), 1, width);
   }
-  uint32_t infinite = 0;  // if none is, a factor of 0 adds nothing: rows that pad a tile are cheap
-  for (float value : columns) infinite |= (bits_as<uint32_t>(value) & 0x7f800000u) == 0x7f800000u;
-  bool finite = !infinite;
+  // If all are finite, a factor of 0 adds nothing: rows that pad a tile are cheap.
+  bool finite = all_finite(columns.data(), columns.size());
   bool down = (mf + nf + kf) & 1;
   float* c = (float*)(l0c.bytes + r.a[0]);
   for (uint64_t y = 0; y < mf * 16; ++y) {
-    for (uint64_t x = 0; x < width; ++x)
-      sums[x] = r.a[6] ? 0.0f : c[((x / 16) * mf + y / 16) * 256 + (y % 16) * 16 + x % 16];
+    float* own = c + y / 16 * 256 + y % 16 * 16;  // of each 16 columns, mf * 256 apart
+    if (r.a[6]) std::fill(sums.begin(), sums.end(), 0.0f);
+    else for (uint64_t g = 0; g < nf; ++g) memcpy(&sums[g * 16], own + g * mf * 256, 64);
     uint64_t groups = (k + 15) / 16;
     for (uint64_t step = 0; step < groups; ++step) {
       uint64_t g = down ? groups - 1 - step : step;
@@ -150,8 +159,7 @@ inline double Block::mmad(const Request& r) {
       for (uint64_t i = 0; i < count; ++i) any = any || row[i] != 0;
       if (any) add_products(sums.data(), row, &columns[g * 16 * width], width, count);
     }
-    for (uint64_t x = 0; x < width; ++x)
-      c[((x / 16) * mf + y / 16) * 256 + (y % 16) * 16 + x % 16] = sums[x];
+    for (uint64_t g = 0; g < nf; ++g) memcpy(own + g * mf * 256, &sums[g * 16], 64);
   }
   double k_steps = (double)(kf * c0) / (double)kElements[code].k_cycles;
   return (double)(mf * nf) * k_steps + 60;
@@ -185,10 +193,15 @@ inline double Block::from_l0c(const Request& r) {
       bool fits = to_ub ? touch(out, at, columns * bytes, true) : touch_gm(at, columns * bytes, true);
       if (!fits) return 0;
       uint8_t* target = to_ub ? out.bytes + at : (uint8_t*)(uintptr_t)at;
+      const float* in = (const float*)(l0c.bytes + r.a[1]) + (y0 + y) * 16;
+      if (!quant && !r.a[9] && x0 % 16 == 0) {  // as they are
+        for (uint64_t x = 0; x < columns; x += 16)
+          memcpy(target + x * 4, in + (x0 + x) * source, (columns - x < 16 ? columns - x : 16) * 4);
+        continue;
+      }
       for (uint64_t x = 0; x < columns; ++x) {
         uint64_t column = x0 + x;
-        uint64_t from = (column / 16) * source * 16 + (y0 + y) * 16 + column % 16;
-        float value = ((const float*)(l0c.bytes + r.a[1]))[from];
+        float value = in[column / 16 * source * 16 + column % 16];
         if (r.a[9]) value = value > 0 ? value : 0;
         uint16_t word = quant == 16 ? bf16_bits(value) : f16_bits(value);
         if (quant) memcpy(target + x * 2, &word, 2);

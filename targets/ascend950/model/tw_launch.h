@@ -27,11 +27,12 @@ inline void Block::begin(Launch* launch_, int id_, uint32_t serial_) {
   for (auto& c : arrivals) for (auto& a : c) a.clocks.clear();
   for (auto& c : lock) for (auto& l : c) l = Lock();
   issue_clocks.assign(1, Clock());
-  queued = 0, next_seq = 0, gm_free = 0, dead = false, vector = nullptr;
+  queued = 0, next_seq = 0, gm_free = 0, dead = false, vector = nullptr, gm_tensor = -1;
+  lane.begin = LaneAccess::kNowhere;
   totals = Totals(), events.clear(), sites.clear(), site_ids.clear();
   sites.push_back({"nothing", "", 0, 0});
   for (int c = 0; c < 3; ++c) {
-    issue_clock[c] = 0;
+    issue_clock[c] = 0, scalar_site[c] = 0;
     core[c].used = launch->kind == 0 || c == (launch->kind == 1 ? AIV0 : AIC);
     core[c].finished = !core[c].used, core[c].blocked = false, core[c].time = 0;
     memset(core[c].registers, 0, sizeof core[c].registers);
@@ -139,13 +140,9 @@ inline void merge(Launch& launch, Block& block) {
   }
 }
 
-inline uint32_t next_serial() {
-  static uint32_t serial = 0;
-  return __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED);
-}
-
 inline void run_blocks(Launch* launch, int begin, int end) {
   thread_local Block* block = new Block();
+  sit_down(block->lane);
 #if defined(__SSE2__)
   unsigned saved = _mm_getcsr();
   _mm_setcsr(saved | 0x8040);  // the chip has no subnormals

@@ -5,11 +5,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "tw_lanes.h"
 #include "tw_request.h"
 
 namespace tw {
 constexpr int kActors = 13;  // the pipes of one block's three cores
-constexpr int kCell = 32, kPageCells = 32, kPage = kCell * kPageCells;
+constexpr int kPageCells = 32, kPageLanes = lane_place(kPageCells), kPage = kCell * kPageCells;
 
 enum Core { AIC, AIV0, AIV1 };
 inline const char* core_name(int core) { return core == AIC ? "AIC" : core == AIV0 ? "AIV0" : "AIV1"; }
@@ -41,10 +42,14 @@ inline bool in_order(int actor) {
 
 constexpr int kSlots = 6;
 struct Cell {
-  uint32_t written;  // a bit per byte
   uint32_t writer_epoch, writer_site;
-  uint8_t writer, padding[3];
+  uint8_t writer, padding[7];
   uint32_t reader_epoch[kSlots], reader_site[kSlots];
+  bool is_read() const {
+    uint64_t pairs[kSlots / 2];
+    memcpy(pairs, reader_epoch, sizeof pairs);
+    return pairs[0] | pairs[1] | pairs[2];
+  }
 };
 static_assert(sizeof(Cell) == 64, "one cache line");
 
@@ -54,7 +59,7 @@ inline const char* place_name(int place) {
   return names[place];
 }
 // Bytes that kernels may use.
-constexpr uint32_t kUsable[kPlaces] = {253952, 524288, 65536, 65536, 262144, 4096, 4096};
+constexpr uint32_t kUsable[kPlaces] = {kLaneBytes, 524288, 65536, 65536, 262144, 4096, 4096};
 constexpr uint32_t kUbWithSimt = 221184;  // the rest is the cache of SIMT loads from GM
 constexpr uint32_t kGuard = 1 << 18;      // what a wild access may hit without harm
 
@@ -63,6 +68,8 @@ struct Memory {
   uint32_t usable = 0;
   uint8_t* bytes = nullptr;
   Cell* cells = nullptr;
+  LaneCell* lanes = nullptr;    // of UB, which threads touch: in lane_of's order
+  uint32_t* written = nullptr;  // of other memories: a bit per byte of each cell
   uint32_t* page_launch = nullptr;
   int8_t slot[kActors];
   uint8_t actor[kSlots];
@@ -76,6 +83,11 @@ struct Memory {
     auto map = [&](size_t n) { return mmap(nullptr, n, PROT_READ | PROT_WRITE, flags, -1, 0); };
     bytes = (uint8_t*)map(size) + kGuard;
     cells = (Cell*)map(pages * kPageCells * sizeof(Cell));
+    if (place == UB) {
+      lanes = (LaneCell*)map(pages * kPageLanes * sizeof(LaneCell));
+    } else {
+      written = (uint32_t*)map(pages * kPageCells * sizeof(uint32_t));
+    }
     page_launch = (uint32_t*)map(pages * sizeof(uint32_t));
     memset(slot, -1, sizeof slot);
     memset(actor, 0, sizeof actor);
@@ -83,6 +95,9 @@ struct Memory {
     for (int i = 0; i < kActors; ++i)
       if (reaches(kActor[i])) slot[i] = (int8_t)slots, actor[slots++] = (uint8_t)i;
   }
+
+  LaneCell& lane_of(uint32_t cell) { return lanes[lane_place(cell)]; }
+  uint32_t& written_of(uint32_t cell) { return lanes ? lane_of(cell).written : written[cell]; }
 
   bool reaches(Actor a) const {
     bool same = a.core == core;
@@ -100,7 +115,10 @@ struct Memory {
     if (page_launch[page] == launch) return;
     page_launch[page] = launch;
     memset(bytes + (size_t)page * kPage, 0xff, kPage);
-    memset((void*)(cells + (size_t)page * kPageCells), 0, kPageCells * sizeof(Cell));
+    size_t first = (size_t)page * kPageCells;
+    memset((void*)(cells + first), 0, kPageCells * sizeof(Cell));
+    if (lanes) memset((void*)(lanes + (size_t)page * kPageLanes), 0, kPageLanes * sizeof(LaneCell));
+    else memset(written + first, 0, kPageCells * sizeof(uint32_t));
   }
 };
 

@@ -10,6 +10,15 @@ __thread Block* current_block = nullptr;
 
 using tw::current_block;
 
+static __attribute__((noinline)) void access_to(void* p, int bytes, bool write) {
+  if (tw::Block* block = current_block) block->raw_access((uintptr_t)p, bytes, write);
+}
+template <class Marks, uint32_t kBytes, bool kWrite>
+static inline void access_as(void* p) {
+  tw::LaneAccess* lane = tw::seated();
+  if (!lane || !lane->known<Marks, kBytes, kWrite>((uintptr_t)p)) access_to(p, kBytes, kWrite);
+}
+
 extern "C" {
 int tw_block_id(void) { return current_block->id; }
 int tw_num_blocks(void) { return current_block->launch->num_blocks; }
@@ -42,21 +51,18 @@ void tw_simd_store(uint64_t to, const void* in, const uint8_t* mask, int bytes, 
 }
 
 // What the compiler calls for loads and stores of kernels.
-static inline void access_to(void* p, int bytes, bool write) {
-  if (tw::Block* block = current_block) block->raw_access((uintptr_t)p, bytes, write);
-}
-#define TW_ACCESS(n)                                                                         \
-  TW_HIDDEN void __tsan_read##n(void* p) { access_to(p, n, false); }                         \
-  TW_HIDDEN void __tsan_write##n(void* p) { access_to(p, n, true); }                         \
-  TW_HIDDEN void __tsan_unaligned_read##n(void* p) { access_to(p, n, false); }               \
-  TW_HIDDEN void __tsan_unaligned_write##n(void* p) { access_to(p, n, true); }               \
-  TW_HIDDEN void __tsan_volatile_read##n(void* p) { access_to(p, n, false); }                \
-  TW_HIDDEN void __tsan_volatile_write##n(void* p) { access_to(p, n, true); }
-TW_ACCESS(1)
-TW_ACCESS(2)
-TW_ACCESS(4)
-TW_ACCESS(8)
-TW_ACCESS(16)
+#define TW_ACCESS(n, reads, writes)                         \
+  TW_HIDDEN void __tsan_read##n(void* p) { reads; }         \
+  TW_HIDDEN void __tsan_write##n(void* p) { writes; }       \
+  TW_HIDDEN void __tsan_unaligned_read##n(void* p) { reads; }   \
+  TW_HIDDEN void __tsan_unaligned_write##n(void* p) { writes; } \
+  TW_HIDDEN void __tsan_volatile_read##n(void* p) { reads; }    \
+  TW_HIDDEN void __tsan_volatile_write##n(void* p) { writes; }
+TW_ACCESS(1, (access_as<uint16_t, 1, false>(p)), (access_as<uint16_t, 1, true>(p)))
+TW_ACCESS(2, (access_as<uint16_t, 2, false>(p)), (access_as<uint16_t, 2, true>(p)))
+TW_ACCESS(4, (access_as<uint32_t, 4, false>(p)), (access_as<uint32_t, 4, true>(p)))
+TW_ACCESS(8, (access_as<uint64_t, 8, false>(p)), (access_as<uint64_t, 8, true>(p)))
+TW_ACCESS(16, access_to(p, 16, false), access_to(p, 16, true))
 #undef TW_ACCESS
 TW_HIDDEN void __tsan_read_range(void* p, unsigned long n) { access_to(p, (int)n, false); }
 TW_HIDDEN void __tsan_write_range(void* p, unsigned long n) { access_to(p, (int)n, true); }

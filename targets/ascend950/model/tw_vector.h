@@ -4,10 +4,9 @@
 #include <vector>
 
 #include "tw_cube.h"
-#include "tw_lanes.h"
 
 namespace tw {
-constexpr size_t kLaneStack = 64 << 10;
+constexpr size_t kLaneStack = 80 << 10, kLaneSkips = 16 << 10;  // what a stack may skip of it
 struct Lane {
   enum State { kReady, kAtBarrier, kAtShuffle, kDone } state = kReady;
   Fiber* fiber = nullptr;
@@ -22,27 +21,31 @@ struct VectorRun {
   uint32_t extent[3];
   uint32_t thread[3];
   int core = AIV0, count = 0, current = 0, begun = 0;
-  uint32_t phase = 0;
-  uint64_t accesses = 0, traffic = 0;
+  int following = 0, left = 0, step = 1;  // threads to go on after the one that runs
   std::vector<Lane> lanes;
   std::vector<Fiber*> pool, idle;
   Fiber host;
-  LaneMarks marks[3];
 
   static void entry(void* self);
   bool next_lane();
   void place(int lane);
   double run(const Request& r);
-  void resume(int lane);
+  Fiber& next_fiber();
+  void resume(int first, int number);
   bool release();
   bool shuffle_warp(int warp);
   void wait(Lane::State state);
   void next_phase();
-  void mark(int core, uint32_t offset, uint32_t bytes, bool write);
+  void mark(uint32_t offset, uint32_t bytes, bool write);
 };
 
 inline void VectorRun::place(int lane) {
   current = lane;
+  block->lane.turn_to(lane);
+  if (extent[0] == (uint32_t)count) {  // one axis
+    thread[0] = (uint32_t)lane, thread[1] = thread[2] = 0;
+    return;
+  }
   thread[0] = (uint32_t)lane % extent[0];
   thread[1] = (uint32_t)lane / extent[0] % extent[1];
   thread[2] = (uint32_t)lane / extent[0] / extent[1];
@@ -61,7 +64,7 @@ inline void VectorRun::entry(void* argument) {
       continue;
     }
     self.idle.push_back(mine);
-    switch_to(*mine, self.host);
+    switch_to(*mine, self.next_fiber());
   }
 }
 
@@ -73,17 +76,29 @@ inline bool VectorRun::next_lane() {
   return true;
 }
 
-inline void VectorRun::resume(int lane) {
-  place(lane);
-  Lane& l = lanes[(size_t)lane];
-  l.state = Lane::kReady;
-  switch_to(host, *l.fiber);
+// Whoever runs when the running thread stops: the next of those that go on, or the host.
+inline Fiber& VectorRun::next_fiber() {
+  if (left == 0) return host;
+  --left;
+  place(following);
+  following += step;
+  Lane& lane = lanes[(size_t)current];
+  lane.state = Lane::kReady;
+  return *lane.fiber;
+}
+
+// Lets so many threads go on, each until it waits or ends.
+inline void VectorRun::resume(int first, int number) {
+  step = block->launch->adversarial ? -1 : 1;
+  following = step < 0 ? first + number - 1 : first, left = number;
+  switch_to(host, next_fiber());
 }
 
 inline void VectorRun::wait(Lane::State state) {
-  int self = current;
-  lanes[(size_t)self].state = state;
-  switch_to(*lanes[(size_t)self].fiber, host);
+  Lane& lane = lanes[(size_t)current];
+  lane.state = state;
+  Fiber& mine = *lane.fiber;
+  switch_to(mine, next_fiber());
 }
 
 inline double VectorRun::run(const Request& r) {
@@ -97,12 +112,19 @@ inline double VectorRun::run(const Request& r) {
     // A pointer below 1 MB is an offset into UB; here loads and stores need its address.
     if ((r.a[3] >> i & 1) && words[i] < (1 << 20)) words[i] += (uintptr_t)block->ub[core].bytes;
   }
+  LaneAccess& access = block->lane;
+  access.begin = (uintptr_t)block->ub[core].bytes, access.cells = block->ub[core].lanes;
+  memset(access.count, 0, sizeof access.count), access.wide = 0;
   next_phase();
-  begun = 0, accesses = 0, traffic = 0;
+  begun = 0, left = 0;
   lanes.assign((size_t)count, Lane());
   block->vector = this;
   while (next_lane()) {
-    if (idle.empty()) pool.push_back(new Fiber()), idle.push_back(pool.back());
+    if (idle.empty()) {
+      pool.push_back(new Fiber());
+      pool.back()->skipped = (pool.size() * 9 * 64) % kLaneSkips;
+      idle.push_back(pool.back());
+    }
     Fiber* fiber = idle.back();
     idle.pop_back();
     lanes[(size_t)current].fiber = fiber;
@@ -111,7 +133,10 @@ inline double VectorRun::run(const Request& r) {
   }
   while (release()) {
   }
-  block->vector = nullptr;
+  block->vector = nullptr, access.begin = LaneAccess::kNowhere;
+  uint64_t accesses = 0, traffic = access.wide;
+  for (uint64_t i = 0; i <= LaneAccess::kWidest; ++i)
+    accesses += access.count[i], traffic += access.count[i] * i;
   double issue_cycles = (double)accesses / 32 / 4, bytes_cycles = (double)traffic / 256;
   return 20 + (issue_cycles > bytes_cycles ? issue_cycles : bytes_cycles);
 }
@@ -134,7 +159,7 @@ inline bool VectorRun::release() {
     block->die();
   }
   next_phase();
-  for (int i = 0; i < count; ++i) resume(block->launch->adversarial ? count - 1 - i : i);
+  resume(0, count);
   return true;
 }
 
@@ -181,24 +206,27 @@ inline bool VectorRun::shuffle_warp(int warp) {
       }
   }
   for (int i = 0; i < size; ++i) members[i]->state = Lane::kReady;
-  for (int i = 0; i < size; ++i) resume(first + (block->launch->adversarial ? size - 1 - i : i));
+  resume(first, size);
   return true;
 }
 
 inline void VectorRun::next_phase() {
-  if (++phase == 0) {  // numbers begin again
-    for (LaneMarks& each : marks) each = LaneMarks();
-    phase = 1;
-  }
+  LaneAccess& access = block->lane;
+  access.met.clear();
+  if (++access.phase) return;
+  access.phase = 1;  // numbers begin again
+  for (Memory& m : block->ub)
+    for (uint32_t c = 0; c < m.usable / kCell; ++c)
+      m.lane_of(c).phase = m.lane_of(c).read = m.lane_of(c).wrote = 0;
 }
 
-inline void VectorRun::mark(int core, uint32_t offset, uint32_t bytes, bool write) {
-  LaneMarks& held = marks[core];
-  if (!held.cells) held.create();
-  uint16_t mine = (uint16_t)(current + 1);
+inline void VectorRun::mark(uint32_t offset, uint32_t bytes, bool write) {
+  const Memory& memory = block->ub[core];
   for (uint32_t at = offset, end = offset + bytes; at < end;) {
     uint32_t next = (at / kCell + 1) * kCell, stop = next < end ? next : end;
-    if (!held.note(at, stop - at, write, mine, phase))
+    // A cell at an end of what was used stays unsettled: an access may reach further.
+    bool settled = next - kCell >= memory.low && next <= memory.high;
+    if (!block->lane.note(at, stop - at, write, settled))
       block->fail("race", text("%s: a thread %s UB byte %u that another thread touches: want "
                                "asc_syncthreads between", block->describe(block->now_site).c_str(),
                                write ? "writes" : "reads", at));
@@ -247,29 +275,36 @@ inline void Block::raw_access(uintptr_t address, int bytes, bool write) {
   int on = vector ? vector->core : running;
   uint64_t offset = address - (uintptr_t)ub[on].bytes;
   if (offset + kGuard < kUsable[UB] + 2 * (uint64_t)kGuard) {
-    if (vector) vector->accesses += 1, vector->traffic += (uint64_t)bytes;
+    if (vector) lane.counted((uint64_t)bytes);
     if (touch(ub[on], offset, (uint64_t)bytes, write) && vector)
-      vector->mark(on, (uint32_t)offset, (uint32_t)bytes, write);
+      vector->mark((uint32_t)offset, (uint32_t)bytes, write);
     if (offset % (uint64_t)bytes && bytes <= 16) aligned("a load or store", offset, (uint64_t)bytes);
     return;
   }
   Fiber& stack = vector ? *vector->lanes[(size_t)vector->current].fiber : core[running].fiber;
   if (address - (uintptr_t)stack.stack < stack.size) return;
-  if (launch->gm.find(address, (uint64_t)bytes) < 0) {
+  int found = tensor_at(address, (uint64_t)bytes);
+  if (found < 0) {
     extern const char __executable_or_library[] asm("__dso_handle");
     uintptr_t image = (uintptr_t)__executable_or_library;
     if (address - (image - (64u << 20)) < (128u << 20)) return;  // constants of this library
   }
-  if (vector) vector->accesses += 1, vector->traffic += (uint64_t)bytes;
-  if (!vector) {  // the scalar program executes at once
-    now_actor = actor_of(running, PIPE_S);
-    static const char* name = "scalar access";
-    static const char* file = "";
-    Request r{};
-    r.name = name, r.file = file;
-    now_site = site_of(*this, r, now_actor);
-    if (epoch[now_actor] == 0) epoch[now_actor] = 1, clock[now_actor].at[now_actor] = 1;
-  }
+  if (vector) lane.counted((uint64_t)bytes);
+  else scalar_access();
+  if (found >= 0 && !write && !launch->gm.tensor[found].writable) return;  // nothing to check
   if (!touch_gm(address, (uint64_t)bytes, write)) die();
+}
+
+// The scalar program executes at once.
+inline void Block::scalar_access() {
+  now_actor = actor_of(running, PIPE_S);
+  uint32_t& site = scalar_site[running];
+  if (site == 0) {
+    Request r{};
+    r.name = "scalar access", r.file = "";
+    site = site_of(*this, r, now_actor);
+  }
+  now_site = site;
+  if (epoch[now_actor] == 0) epoch[now_actor] = 1, clock[now_actor].at[now_actor] = 1;
 }
 }  // namespace tw
