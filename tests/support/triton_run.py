@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from support.hopper_run import run_part
+from support.tile_run import run_program
 from tilewright.runtime.artifact import evaluate
 from tilewright.targets.registry import resolve
 
@@ -144,6 +145,10 @@ def _map(
 def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int]) -> None:
     """Run every launch of a source on tensors by name; `workspace` among them where needed."""
     for launch in module.LAUNCHES:
+        if "named" in launch:
+            grid = tuple(evaluate(g, ints) for g in launch["grid"])
+            run_program(module, launch, arguments, ints, grid)
+            continue
         described = _described if "shared" not in launch else _map
         pointers = [described(arguments, ints, *d) for d in launch.get("descriptors", ())]
         for _, tensor, dtype, offset in launch["pointers"]:

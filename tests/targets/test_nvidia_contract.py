@@ -132,6 +132,9 @@ def test_tiles_fit_the_memory_of_a_block() -> None:
     for rows in (1, 64, 512):
         for spec in specs("bf16 sections", "sm90", rows):
             v = spec.schedule.values
+            if "tilelang" in v:  # sections take turns
+                assert v["stages"] * (v["bm"] + v["bn"]) * v["bk"] * 2 <= SHARED_BYTES, v
+                continue
             assert v["stages"] * (3 * v["bm"] + 3 * v["bn"]) * v["bk"] * 2 <= SHARED_BYTES, v
 
 
