@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from collections.abc import Callable
@@ -97,6 +98,16 @@ def test_what_a_program_cannot_express_keeps_to_triton() -> None:
     assert reason(linear([("bf16", 64)], 100)) == "k = 100: rows are no multiple of 16 bytes"
     routed = experts("bf16", n=64, k=256, shared=True, gated=False)
     assert reason(routed) == "rows meet more than one matrix"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_program_is_python(name: str, target: str) -> None:
+    for rows in (1, 64, 512, 4096):
+        for spec in programs(name, target, rows):
+            found = re.search(r"TILELANG = r'''(.*?)'''", source_of(spec, target).text, re.DOTALL)
+            assert found is not None
+            ast.parse(found[1])
 
 
 def test_text_is_scanned() -> None:
