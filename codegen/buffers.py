@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 ALIGNMENT = 64
 
@@ -22,27 +22,38 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def place(
+def clashing(
     lifetimes: Sequence[Lifetime], clash: Callable[[Lifetime, Lifetime], bool] = Lifetime.overlaps
+) -> Mapping[str, Collection[str]]:
+    """Map every buffer to those that it never shares a byte with: those alive at once, unless
+    `clash` says otherwise."""
+    found: dict[str, list[str]] = {life.name: [] for life in lifetimes}
+    for one, other in combinations(lifetimes, 2):
+        if clash(one, other):
+            found[one.name].append(other.name)
+            found[other.name].append(one.name)
+    return found
+
+
+def place(
+    lifetimes: Sequence[Lifetime], apart: Mapping[str, Collection[str]]
 ) -> tuple[Mapping[str, int], int]:
-    """Return byte offsets and the arena's size; buffers that clash never share a byte: those alive
-    at once, unless `clash` says otherwise.
+    """Return byte offsets and the arena's size; buffers that `apart` names for each other never
+    share a byte.
 
     Largest first, each at the lowest gap that fits (greedy by size; Pisarchyk and Lee 2020).
     """
-    placed: list[tuple[int, int, Lifetime]] = []
-    offsets: dict[str, int] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for life in sorted(lifetimes, key=lambda b: (-b.num_bytes, b.first, b.name)):
         size = _aligned(max(life.num_bytes, 1))
         start = 0
-        for begin, end, other in placed:
-            if clash(life, other):
-                if start + size <= begin:
-                    break
-                start = max(start, end)
-        insort(placed, (start, start + size, life), key=lambda p: p[:2])
-        offsets[life.name] = start
-    return offsets, max((end for _, end, _ in placed), default=0)
+        for begin, end in sorted(spans[name] for name in apart[life.name] if name in spans):
+            if start + size <= begin:
+                break
+            start = max(start, end)
+        spans[life.name] = start, start + size
+    offsets = {name: begin for name, (begin, _) in spans.items()}
+    return offsets, max((end for _, end in spans.values()), default=0)
 
 
 def _aligned(num_bytes: int) -> int:

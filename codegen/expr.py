@@ -17,7 +17,10 @@ from tilewright.codegen.elementary_steps import Definition, Literal, Operand, f3
 from tilewright.codegen.expr_cpp import CPP_OPERATIONS, cpp_function, cpp_header, cpp_literal
 from tilewright.codegen.expr_cuda import CUDA_OPERATIONS, cuda_function, cuda_header
 from tilewright.codegen.expr_tilelang import (
+    TILELANG_CUDA_OPERATIONS,
     TILELANG_OPERATIONS,
+    tilelang_cuda_function,
+    tilelang_cuda_header,
     tilelang_function,
     tilelang_header,
     tilelang_literal,
@@ -52,6 +55,10 @@ LANGUAGES: dict[str, Language] = {
     "triton": Language(
         TRITON_OPERATIONS, triton_literal, triton_header, triton_function,
         passed="tl.full([], {0}, tl.float32)",
+    ),
+    "tilelang": Language(
+        TILELANG_CUDA_OPERATIONS, tilelang_literal, tilelang_cuda_header, tilelang_cuda_function,
+        external=True,
     ),
     "tilelang_ascend": Language(
         TILELANG_OPERATIONS, tilelang_literal, tilelang_header, tilelang_function, external=True

@@ -16,7 +16,7 @@ from tilewright.graph.errors import LowerError
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, ElementType
 
-CODE_ATOMS = ("wgmma_e4m3", "mx")
+CODE_ATOMS = ("wgmma_e4m3", "mx", "integer")
 CODE_GROUP = 32  # values of k that the smallest scale of codes is for
 SPAN = 128  # values of k whose scales one word holds
 SEGMENT_UNIT = 256  # segments start at multiples of what one step of any schedule takes of k
@@ -113,7 +113,7 @@ def _contract(body: Graph, target: Target) -> Numerics:
     if _codes_are_multiplied(body, target):
         return Numerics(
             atom=target.code_atom,
-            chunk=0 if target.code_atom == "mx" else SPAN,
+            chunk={"mx": 0, "integer": CODE_GROUP}.get(target.code_atom, SPAN),
             lanes=target.lanes,
             segments=_segments(body, target),
             scale_order="factored",
@@ -136,7 +136,12 @@ def _block_formats(body: Graph) -> list[BlockFormat]:
 def _codes_are_multiplied(body: Graph, target: Target) -> bool:
     """Say whether codes meet the matrix unit as they are. Where sums of 32 would leave it, and in
     experts, the values that codes stand for are multiplied: bf16 holds them, and sums stay in the
-    unit. (Two schedules of experts of codes differed in bits on an H200.)"""
+    unit. (Two schedules of experts of codes differed in bits on an H200.) In integers only products
+    with e2m1 are quick."""
+    if target.code_atom == "integer":
+        return _codes_meet_codes(body) and all(
+            t.code.name == "fp4_e2m1" for t in _formats(body) if isinstance(t, BlockFormat)
+        )
     values = target.code_atom == "wgmma_e4m3" and (
         any(d.block[1] % SPAN for d in _block_formats(body))
         or any(n.op == "expert_linear" for n in body.nodes)

@@ -20,6 +20,7 @@ from tilewright.codegen.pack_ascend import LAYOUT as BF16_ROWS
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, pack_panels, packed_bytes
 from tilewright.codegen.pack_gpu import pack_matrix, refuses_format
 from tilewright.codegen.pack_gpu import packed_bytes as gpu_bytes
+from tilewright.codegen.pack_woven import is_woven, weave
 from tilewright.codegen.plan import GroupPlan
 from tilewright.graph import Graph, Weight
 from tilewright.graph.errors import LowerError
@@ -28,6 +29,7 @@ from tilewright.runtime.artifact import ROW_MAJOR, WeightRecord
 
 ALIGNMENT = 64
 PACKING_VERSION = 1
+WOVEN = "woven16"
 _PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
 
 
@@ -116,6 +118,12 @@ def _blocks(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]
         yield pack_matrix(dtype, source.unpacked(name, dtype))
 
 
+def _woven(weight: Weight, source: WeightSource) -> Iterator[NDArray[np.uint8]]:
+    n, k = (int(d) for d in weight.type.shape[-2:])
+    for piece in _blocks(weight, source):
+        yield weave(piece, n, k)
+
+
 def _blocks_size(weight: Weight) -> int:
     return gpu_bytes(weight.type)
 
@@ -160,6 +168,11 @@ def _gpu_layout(type_: TensorType) -> str:
     return "scaled_rows" if refuses_format(type_) else "blocks16"
 
 
+def _cuda_layout(type_: TensorType) -> str:
+    """Codes of fp4 are woven, so that kernels decode them with few instructions."""
+    return WOVEN if is_woven(type_.dtype.name) else _gpu_layout(type_)
+
+
 def _ascend_layout(type_: TensorType) -> str:
     """Tables of rows with their own scales lie as rows, fp32 is kept, all else becomes bf16."""
     if isinstance(type_.dtype, BlockFormat) and type_.dtype.code.is_float:
@@ -171,7 +184,7 @@ def _ascend_layout(type_: TensorType) -> str:
 PACKINGS: Mapping[str, Packing] = {
     "cpp": Packing(_is_matrix, _cpu_layout),
     "triton": Packing(_is_quantised, _gpu_layout),
-    "cuda": Packing(_is_quantised, _gpu_layout),
+    "cuda": Packing(_is_quantised, _cuda_layout),
     "tilelang_ascend": Packing(_is_matrix, _ascend_layout),
     "ascendc": Packing(_is_matrix, _ascend_layout),
 }
@@ -237,6 +250,7 @@ _LAYOUTS: Mapping[str, Layout] = {
     "panels16": Layout(_panels_size, _panels),
     "scaled_rows": Layout(_rows_size, _rows),
     "blocks16": Layout(_blocks_size, _blocks),
+    WOVEN: Layout(_blocks_size, _woven),
     BF16_ROWS: Layout(_bf16_rows_size, _bf16_rows),
     F32_ROWS: Layout(_stored_size, _plain),
     CODED_ROWS: Layout(_coded_rows_size, _coded_rows),

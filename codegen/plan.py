@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
 from tilewright.codegen.beside import Order
 from tilewright.codegen.body import Body, extract, memory_type, root_of
-from tilewright.codegen.buffers import Lifetime, place
+from tilewright.codegen.buffers import Lifetime, clashing, place
 from tilewright.codegen.config import CompileConfig
 from tilewright.codegen.cost import BodyCost, body_cost
 from tilewright.codegen.numerics import derive
@@ -178,17 +178,21 @@ def plan_buckets(
     graph: Graph, plans: Sequence[GroupPlan], target: Target, config: CompileConfig
 ) -> tuple[tuple[BucketRecord, ...], tuple[TensorRecord, ...]]:
     """Return the launches and placements of every bucket, and the buffers they name."""
-    buffers = _buffers(graph, plans)
-    order = _order(graph, plans)
-    records = tuple(
-        _bucket_record(
-            graph, plans, bucket, buffers,
-            order if 0 < bucket.bounds.get("tokens", 0) <= target.beside_tokens else None,
-        )
-        for bucket in buckets_of(graph, target, config)
-    )
-    tensors = tuple(tensor_record(name, memory_type(graph, name)) for name in buffers)
-    return records, tensors
+    buffers = [Lifetime(name, 0, *span) for name, span in _buffers(graph, plans).items()]
+    sizes = {b.name: memory_type(graph, b.name).num_bytes for b in buffers}
+    in_order = clashing(buffers)
+    beside = clashing(buffers, _order(graph, plans).clash) if target.beside_tokens else in_order
+    records = []
+    for bucket in buckets_of(graph, target, config):
+        lifetimes = [
+            replace(b, num_bytes=evaluate(sizes[b.name], bucket.bounds)) for b in buffers
+        ]
+        is_graph = 0 < bucket.bounds.get("tokens", 0) <= target.beside_tokens
+        offsets, arena = place(lifetimes, beside if is_graph else in_order)
+        placements = tuple(Placement(b.name, offsets[b.name], b.num_bytes) for b in lifetimes)
+        records.append(_bucket_record(graph, plans, bucket, placements, arena))
+    tensors = tuple(tensor_record(b.name, memory_type(graph, b.name)) for b in buffers)
+    return tuple(records), tensors
 
 
 def _buffers(graph: Graph, plans: Sequence[GroupPlan]) -> dict[str, tuple[int, int]]:
@@ -215,16 +219,9 @@ def _bucket_record(
     graph: Graph,
     plans: Sequence[GroupPlan],
     bucket: Bucket,
-    buffers: Mapping[str, tuple[int, int]],
-    order: Order | None,
+    placements: tuple[Placement, ...],
+    arena_bytes: int,
 ) -> BucketRecord:
-    lifetimes = [
-        Lifetime(
-            name, int(evaluate(memory_type(graph, name).num_bytes, bucket.bounds)), first, last
-        )
-        for name, (first, last) in buffers.items()
-    ]
-    offsets, arena = place(lifetimes, order.clash) if order else place(lifetimes)
     scratch = 0
     launches = []
     for plan in plans:
@@ -238,8 +235,8 @@ def _bucket_record(
         name=bucket.name,
         bounds=dict(bucket.bounds),
         launches=tuple(launches),
-        placements=tuple(Placement(b.name, offsets[b.name], b.num_bytes) for b in lifetimes),
-        arena_bytes=arena,
+        placements=placements,
+        arena_bytes=arena_bytes,
         scratch_bytes_per_thread=scratch,
     )
 

@@ -67,6 +67,20 @@ FORBIDDEN: Mapping[str, tuple[tuple[str, str], ...]] = {
         (_C_LIBRARY, "its bits are the compiler's: use the functions of tw_ascend_math.h"),
         (r"fast[-_]math|associative[-_]math|FP_CONTRACT\s+ON", "the compiler may reorder sums"),
     ),
+    "tilelang": (
+        (r"\batomic_\w+|\bfetch_\w+", _UNORDERED),
+        (
+            r"\bT\s*\.\s*(reduce_\w+|cumsum|finalize_reducer|alloc_reducer|warp_reduce\w*)\b",
+            "its order is the compiler's",
+        ),
+        (r"\bT\s*\.\s*rng_\w+|\bphilox\w*|\bclock\w*", _ARGUMENTS_ALONE),
+        (
+            r"\bT\s*\.\s*(__\w+|exp\w*|log\w*|sin|cos|tanh|erf|rsqrt|sqrt|sigmoid|fast_rcp)\s*\(",
+            "its bits are the compiler's: use the functions of tw_math.cuh",
+        ),
+        (r"\bimport_source\b|\bprelude\s*=", "what it computes cannot be checked here"),
+        (r"fast_math", "the compiler may reorder sums"),
+    ),
     "tilelang_ascend": (
         (r"\batomic_\w+|\bset_atomic\w*", _UNORDERED),
         (
@@ -86,6 +100,7 @@ SUFFIXES: Mapping[str, str] = {
     "cpp": ".cpp",
     "triton": ".py",
     "cuda": ".cu",
+    "tilelang": ".tl.py",
     "ascendc": ".asc",
     "tilelang_ascend": ".tl.py",
 }
@@ -136,5 +151,6 @@ _CODE: Mapping[str, Callable[[str], str]] = {
     "triton": _python_code,
     "cuda": _cpp_code,
     "ascendc": _cpp_code,
+    "tilelang": _python_code,
     "tilelang_ascend": _python_code,
 }

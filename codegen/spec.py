@@ -17,7 +17,7 @@ from tilewright.graph.types import TensorType
 
 _NAMES = {
     "accumulate": ("f32",),
-    "atom": ("fma", "mma", "wgmma_e4m3", "mx"),
+    "atom": ("fma", "mma", "wgmma_e4m3", "mx", "integer"),
     "combine": ("in_order", "tree"),
     "scale_order": ("none", "dequantise", "factored"),
     "subnormals": ("kept", "flushed"),
@@ -33,7 +33,8 @@ class Numerics:
     the whole axis. `segments`: parts of K accumulated apart and added in order. `lanes`: partial
     sums of a row reduction, combined by a fixed tree. `atom`: fused multiply-adds one by one, or a
     matrix instruction over 16 values of k; over codes, `wgmma_e4m3` (sums of `chunk` values of k
-    leave the matrix unit and are scaled and added in fp32) or `mx` (scales enter the unit).
+    leave the matrix unit and are scaled and added in fp32), `mx` (scales enter the unit) or
+    `integer` (a sum of `chunk` values of k is exact, and rounded once).
     `scale_order`: whether block scales are applied to each weight, or to the sum of a block.
     `weights`: whether the weights of an attention meet values of 16 bits whole, as a sum of parts,
     or rounded to the values' type.

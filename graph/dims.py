@@ -6,10 +6,12 @@ The only file of this folder that imports sympy. Floating-point expressions neve
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -97,7 +99,30 @@ def evaluate(dim: Dim, binding: Mapping[str, int]) -> int:
     names = symbols_of([dim])
     if missing := names - binding.keys():
         raise ShapeError(f"dim '{min(missing)}': not bound: have {_listed(binding)}")
-    return int(dim.subs({symbol(n): binding[n] for n in names}))
+    return _evaluate(_tree(dim), binding)
+
+
+@cache
+def _tree(dim: Dim) -> DimJson:
+    """The form that is bound by arithmetic of Python: sympy takes a thousand times as long."""
+    return to_json(dim)
+
+
+def _evaluate(tree: DimJson, binding: Mapping[str, int]) -> int:
+    if isinstance(tree, int):
+        return tree
+    if isinstance(tree, str):
+        return binding[tree]
+    head, *rest = tree
+    values = [_evaluate(a, binding) for a in rest]
+    match head:
+        case "ceildiv":
+            return -(-values[0] // values[1])
+        case "add":
+            return sum(values)
+        case "mul":
+            return math.prod(values)
+    return max(values) if head == "max" else min(values)
 
 
 def _listed(names: Iterable[str]) -> str:

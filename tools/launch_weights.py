@@ -10,24 +10,27 @@ from numpy.typing import NDArray
 
 from tilewright.codegen.arguments import matrix_weights
 from tilewright.codegen.emit.cpp_types import panel_format
+from tilewright.codegen.emit.triton_contract import contractions
 from tilewright.codegen.pack_ascend import unpack_coded, unpack_rows
 from tilewright.codegen.pack_cpu import FORMATS, Unpacked, unpack_panels
 from tilewright.codegen.pack_gpu import lies_as_rows, unpack_blocks
 from tilewright.codegen.pack_tiles import TILE_BITS, unpack_tiles
+from tilewright.codegen.pack_woven import unweave
 from tilewright.graph import Graph
 from tilewright.graph.dims import evaluate
 from tilewright.graph.types import BlockFormat, ElementType, TensorType
 from tilewright.models.float_codes import scaled_values
+from tilewright.targets.nvidia.hopper_contract import accepts_hopper
 from tilewright.tools.packed_rows import bf16_values, row_values
 
 Array = NDArray[Any]
 _SCALE_GROUP = 32  # what unpacked float codes have a scale for
-PACKED_FOR = ("cpu", "gpu", "ascend")
+PACKED_FOR = ("cpu", "gpu", "hopper", "ascend")
 
 
 def packing_of(target: str) -> str:
     """Return whose kernels read the weights of an artifact for a target of this name."""
-    return {"cpu": "cpu", "ascend950": "ascend"}.get(target, "gpu")
+    return {"cpu": "cpu", "ascend950": "ascend", "sm90": "hopper"}.get(target, "gpu")
 
 
 def weight_values(
@@ -40,15 +43,20 @@ def weight_values(
     if name not in body.weight:
         return None
     type_ = body.type_of(name)
-    quantised = isinstance(type_.dtype, BlockFormat)
-    if not (quantised if packing == "gpu" else name in matrix_weights(body)):
+    if packing == "hopper":
+        taken = contractions(body) and not accepts_hopper(body)
+        packing = "woven" if taken else "gpu"
+    quantised, tiles = isinstance(type_.dtype, BlockFormat), packing in ("gpu", "woven")
+    if not (quantised if tiles else name in matrix_weights(body)):
         return None
     *stack, n, k = (evaluate(d, {}) for d in type_.shape)
     if _is_table(type_, packing):
         assert isinstance(type_.dtype, BlockFormat)
         rows = packed.reshape(*stack, n, type_.dtype.row_bytes(k))
         return row_values(type_.dtype, rows, k).astype(np.float64)
-    unpack = {"cpu": _unpack_cpu, "gpu": _unpack_gpu, "ascend": _unpack_ascend}[packing]
+    unpack = {
+        "cpu": _unpack_cpu, "gpu": _unpack_gpu, "woven": _unpack_woven, "ascend": _unpack_ascend,
+    }[packing]  # fmt: skip
     parts = packed.reshape(math.prod(stack), -1)
     values = [matrix_values(type_.dtype, unpack(type_.dtype, part, n, k)) for part in parts]
     return np.stack(values).reshape(*stack, n, k)
@@ -56,7 +64,7 @@ def weight_values(
 
 def _is_table(type_: TensorType, packing: str) -> bool:
     """Say whether a weight lies as rows of codes, then scales."""
-    if packing == "gpu":
+    if packing in ("gpu", "woven"):
         return isinstance(type_.dtype, BlockFormat) and lies_as_rows(type_.dtype)
     return panel_format(type_.dtype) not in FORMATS
 
@@ -69,6 +77,10 @@ def _unpack_gpu(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
     if isinstance(dtype, BlockFormat) and dtype.name in TILE_BITS:
         return unpack_tiles(dtype.name, packed, n, k, dtype.block)
     return unpack_blocks(dtype.name, packed, n, k)
+
+
+def _unpack_woven(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:
+    return _unpack_gpu(dtype, unweave(packed, n, k), n, k)
 
 
 def _unpack_ascend(dtype: ElementType, packed: Array, n: int, k: int) -> Unpacked:

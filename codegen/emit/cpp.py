@@ -161,6 +161,7 @@ def _contract(spec: KernelSpec) -> Mapping[str, Any]:
     chosen = {"few_rows": 0, **chosen}
     chosen["rows"] = "direct" if direct else ("inline", "phase")[schedule["phase"]]
     order = numerics.scale_order if numerics.scale_order != "none" else "dequantise"
+    order = "exactly" if numerics.atom == "integer" else order
     return {
         "k": k,
         "order": order,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilewright.codegen.emit.cuda_chip import MULTIPROCESSORS
 from tilewright.codegen.emit.cuda_latent import parameters
-from tilewright.codegen.emit.cuda_sums import REGISTERS, block_bytes, epilogue
+from tilewright.codegen.emit.cuda_sums import REGISTERS, block_bytes, block_warps, epilogue
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_contract import contractions
 from tilewright.codegen.emit.triton_host import (
@@ -22,7 +23,7 @@ from tilewright.graph import Graph, Node
 from tilewright.graph.dims import DimJson
 from tilewright.graph.ops import Kind, op_def
 
-INSTANCES = (32, 48, 64, 80, 96, 112, 128, 160, 192)  # columns of a product of many rows
+INSTANCES = (16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128)  # columns of a product of many rows
 _ROUTE_BYTES = 32 * 4
 
 
@@ -32,7 +33,8 @@ def shared_bytes(body: Graph, schedule: Schedule) -> int:
     values, anchors = schedule.values, contractions(body)
     bits = TILE_BITS[body.type_of(anchors[0].inputs[1]).dtype.name]
     wide = values["wide"]
-    return block_bytes(values, weights=wide or len(anchors), bits=bits, wide=wide > 0)
+    weights = wide * values["each"] if wide else len(anchors)
+    return block_bytes(values, weights=weights, bits=bits, wide=wide > 0)
 
 
 def contract(spec: KernelSpec) -> Mapping[str, Any]:
@@ -55,7 +57,8 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "stages": schedule["stages"],
         "blocks": schedule["blocks"],
         "wide": schedule["wide"],
-        "registers": REGISTERS,
+        "each": schedule["each"],
+        "registers": REGISTERS.get((schedule["wide"], schedule["blocks"])),
         "instances": [i for i in INSTANCES if i <= schedule["bm"]],
         "route": _route(body, first, schedule),
         "slots": num_slots(first),
@@ -80,7 +83,8 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
 def _panels(spec: KernelSpec, anchors: Sequence[Node]) -> int:
     """Blocks along the columns: a panel of each weight, or of each group of warps."""
     panels = -(-constant(anchors[0].type.shape[-1]) // TILE_ROWS)
-    return -(-panels // max(1, spec.schedule.values["wide"] // len(anchors)))
+    values = spec.schedule.values
+    return -(-panels // max(1, values["wide"] * values["each"] // len(anchors)))
 
 
 def _weight(body: Graph, anchor: Node) -> Mapping[str, Any]:
@@ -120,17 +124,15 @@ def _launches(
     body, schedule, first = spec.body, spec.schedule.values, anchors[0]
     matrices = constant(body.type_of(first.inputs[1]).shape[0])
     blocks: DimJson = ["mul", num_blocks(body, first, schedule), _panels(spec, anchors)]
+    if schedule["wide"]:
+        blocks = ["min", blocks, MULTIPROCESSORS * schedule["blocks"]]
     found = []
     if schedule["listed"]:
         found = [
             Launch("route_rows", (matrices + 1, 1, 1), 32, 1, work),
             Launch("route_blocks", (1, 1, 1), 32, 1, work),
         ]
-    return [*found, Launch("contract", (blocks, 1, 1), _warps(schedule), 1, work)]
-
-
-def _warps(schedule: Mapping[str, int]) -> int:
-    return schedule["wide"] * 4 + 4 if schedule["wide"] else 5
+    return [*found, Launch("contract", (blocks, 1, 1), block_warps(schedule["wide"]), 1, work)]
 
 
 def _slotted(body: Graph, anchors: Sequence[Node]) -> bool:

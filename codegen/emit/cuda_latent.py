@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.codegen.arguments import int_names
+from tilewright.codegen.emit.cuda_chip import MULTIPROCESSORS
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import (
     Launch,
@@ -26,7 +27,6 @@ from tilewright.graph.types import BlockFormat, ElementType
 
 CHUNK, WIDTH, HEADS = 64, 512, 64  # of a block: entries, columns, heads
 THREADS, COMBINE_THREADS = 512, 128
-MULTIPROCESSORS = 132  # a block to each stays and takes tokens in turn
 LOG2_E = 1.4426950408889634
 REGISTERS = (192, 64)  # of a thread that takes products, of one that decodes: 65,536 in all
 SHARED_BYTES = 3 * 8 * 8192 + 2 * 8192 + 2 * 512 + 24 * 256 + 32 * 8 + 80 + 16 + 64
@@ -149,6 +149,7 @@ def _launches(anchor: Node, units: DimJson, split: int) -> tuple[list[Launch], D
     heads, tokens = constant(anchor.type.shape[1]), to_json(anchor.type.shape[0])
     groups = heads // HEADS
     if not split:
+        # A block to each multiprocessor stays and takes tokens in turn.
         stay: DimJson = ["min", MULTIPROCESSORS, ["mul", tokens, groups]]
         return [Launch("attend", (stay, 1, 1), THREADS // 32)], 0
     work, scratch = softmax_parts(tokens, heads, units, WIDTH)

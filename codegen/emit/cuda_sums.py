@@ -15,11 +15,11 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.scalar import Var
 
 _SCALE_BYTES = 256  # of a tile
-# Of a thread that multiplies and of one that brings, of three groups of warps: together as many as
-# the assembler gives a block of them.
-REGISTERS = (232, 40)
+# Of a thread that multiplies and of one that brings, by the groups that multiply and the blocks of
+# a core: together as many as the assembler gives a block of them.
+REGISTERS = {(2, 1): (232, 40), (2, 2): (104, 32), (3, 1): (152, 56), (4, 1): (112, 32)}
 # C texts of an element, and of one that is stored, by the type in memory.
-_LOADS = {"f32": "{0}", "bf16": "__int_as_float((int){0} << 16)"}
+_LOADS = {"f32": "__ldg(&{0})", "bf16": "__int_as_float((int)__ldg(&{0}) << 16)"}
 _STORES = {"f32": "{0}", "bf16": "(unsigned short)tw_pack({0}, 0.0f)"}
 
 
@@ -36,13 +36,20 @@ def block_bytes(schedule: Mapping[str, int], *, weights: int, bits: int, wide: b
     return schedule["stages"] * (each + 16) + schedule["bm"] * 8
 
 
+def block_warps(wide: int) -> int:
+    """Return the warps of a block: `wide` groups of four that multiply and one that brings, or of
+    few rows four warps and one."""
+    return wide * 4 + 4 if wide else 5
+
+
 def epilogue(
     body: Graph, nodes: Sequence[Node], anchors: Sequence[Node], index: tuple[str, ...], row: str
 ) -> list[str]:
-    """Elementwise nodes on the sums `acc_<name>`, and the stores of what leaves the kernel at
-    `row` and `col`; `index` and `row` are where operands of a token lie."""
+    """Elementwise nodes on `many` sums `acc_<name>`, and the stores of what leaves the kernel at
+    `row` and `col` where `here` says so; `index` and `row` are where operands of a token lie."""
+    index, row = tuple(f"{i}[m]" for i in index), f"{row}[m]"
     rows, n = anchors[0].type.shape[0], constant(anchors[0].type.shape[-1])
-    known = {a.name: f"acc_{a.name}" for a in anchors}
+    known = {a.name: f"acc_{a.name}[m]" for a in anchors}
     outputs, lines = {value for _, value in body.outputs}, []
     for node in nodes:
         if node.name not in known:
@@ -59,11 +66,12 @@ def epilogue(
                     known[value] = f"({load.format(f'{value}[{at}]')})"
                 given[f"operand{i}"] = known[value]
             text = print_scalar(definition.scalar(node.attr, *map(Var, given)), given, "cuda")
-            known[node.name] = f"t_{node.name}"
-            lines.append(f"const float t_{node.name} = {text};")
+            known[node.name] = f"t_{node.name}[m]"
+            lines += [f"float t_{node.name}[many];", f"TW_EACH(many) t_{node.name}[m] = {text};"]
         if node.name in outputs:
             stored = _STORES[node.type.dtype.name].format(known[node.name])
-            lines.append(f"{node.name}[row * {n} + col] = {stored};")
+            place = f"{node.name}[row[m] * {n} + col[m]]"
+            lines.append(f"TW_EACH(many) if (here[m]) {place} = {stored};")
     return lines
 
 

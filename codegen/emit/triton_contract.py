@@ -8,7 +8,9 @@ from typing import Any
 
 from tilewright.codegen.arguments import ancestors
 from tilewright.codegen.body import root_of
+from tilewright.codegen.emit.cuda_scaled import SCALED, scaled_launch, scaled_source
 from tilewright.codegen.emit.shapes import constant
+from tilewright.codegen.emit.tilelang import tile_launch, tile_source
 from tilewright.codegen.emit.triton_coded import CodedRows
 from tilewright.codegen.emit.triton_hopper import hopper_launch, hopper_source
 from tilewright.codegen.emit.triton_host import (
@@ -55,7 +57,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     """Return the template's variables."""
     body, schedule, anchors = spec.body, spec.schedule.values, contractions(spec.body)
     value, rows = anchors[0].inputs[0], anchors[0].type.shape[0]
-    computed = value in body.node
+    computed, scaled = value in body.node, schedule.get("stream") == SCALED
     work, scratch = workspace_pointers(workspace_parts(body, spec.numerics, spec.schedule))
     work = _with_bytes(work)
     sections, blocks = _sections(spec, anchors)
@@ -76,10 +78,13 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         grid = (_source_rows(body, anchors[0]), -(-coded["k"] // 1024), 1)
         launches.insert(0, Launch("encode", grid, schedule["row_warps"], 2, work))
     k, cast = constant(body.type_of(value).shape[-1]), operand_type(body, anchors)
+    in_cuda = scaled_source if scaled else hopper_source if schedule.get("hopper") else None
+    streamed = schedule.get("stream") and not scaled
     return {
         "coded": coded,
-        "stream": stream_texts(spec, anchors, sections) if schedule.get("stream") else None,
-        "hopper": hopper_source(spec, anchors, work) if schedule.get("hopper") else None,
+        "stream": stream_texts(spec, anchors, sections) if streamed else None,
+        "hopper": in_cuda(spec, anchors, work) if in_cuda else None,
+        "tilelang": tile_source(spec, anchors) if schedule.get("tilelang") else None,
         "parameters": parameters(spec, launches[-1]),
         "prologue_parameters": parameters(spec, launches[0]),
         "prologue": prologue,
@@ -188,18 +193,9 @@ def _launches(
     """Kernels after the prologue, in order."""
     schedule = spec.schedule.values
     first = anchors[0]
-    if schedule.get("stream"):
-        if spec.numerics.atom not in CODE_ATOMS:
-            value = first.inputs[0]
-            made = [p for p in work if p.name == "activation"]
-            return [tiles_launch(spec, anchors, (made or [Pointer(value, value, "bf16")])[0], work)]
-        found = [stream_launch(spec, anchors, work)]
-        if schedule["split"]:
-            columns = sections[-1]["combine_stop"]
-            found.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
-        return found
-    if schedule.get("hopper"):
-        found = [hopper_launch(spec, anchors, work)]
+    one = _one_launch(spec, anchors, work)
+    if one is not None:
+        found = [one]
         if schedule["split"]:
             columns = sections[-1]["combine_stop"]
             found.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
@@ -226,6 +222,24 @@ def _launches(
         columns = sections[-1]["combine_stop"]
         launches.append(Launch("combine", (result_rows(first), columns, 1), 2, 2, work))
     return launches
+
+
+def _one_launch(
+    spec: KernelSpec, anchors: list[Node], work: tuple[Pointer, ...]
+) -> Launch | None:
+    """The launch of a kernel that brings its tiles itself, in whatever language."""
+    schedule, value = spec.schedule.values, anchors[0].inputs[0]
+    made = [p for p in work if p.name == "activation"] or [Pointer(value, value, "bf16")]
+    if schedule.get("tilelang"):
+        return tile_launch(spec, anchors, made[0], work)
+    if schedule.get("hopper"):
+        return hopper_launch(spec, anchors, work)
+    if not schedule.get("stream"):
+        return None
+    if spec.numerics.atom in CODE_ATOMS:
+        launch = scaled_launch if schedule["stream"] == SCALED else stream_launch
+        return launch(spec, anchors, work)
+    return tiles_launch(spec, anchors, made[0], work)
 
 
 def _split(spec: KernelSpec, anchors: list[Node]) -> Mapping[str, Any]:

@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.codegen.emit.cpp import environment
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
 from tilewright.codegen.emit.cuda_latent import parameters
-from tilewright.codegen.emit.cuda_sums import REGISTERS, block_bytes, epilogue, refuses_epilogue
+from tilewright.codegen.emit.cuda_sums import (
+    REGISTERS,
+    block_bytes,
+    block_warps,
+    epilogue,
+    refuses_epilogue,
+)
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import Launch, Pointer
 from tilewright.codegen.emit.triton_route import num_slots
@@ -23,7 +30,6 @@ from tilewright.graph.dims import DimJson, to_json
 from tilewright.graph.types import BlockFormat
 
 WIDE = 2  # from this value of `hopper` in a schedule on, so many groups of warps multiply
-SHARED_BYTES = 227 << 10
 Sections = Sequence[Mapping[str, Any]]
 
 
@@ -38,8 +44,8 @@ def refuses_hopper(body: Graph, numerics: Numerics, anchors: Sequence[Node]) -> 
         return "columns of groups do not fill blocks"
     if not isinstance(first.dtype, BlockFormat) and first.dtype.name != "bf16":
         return f"rows are {first.dtype}, want what bf16 holds"
-    if len(set(types)) > 1 or types[0].name not in TILE_BITS:
-        return "weights are not all codes of one format"
+    if {t.name for t in types} != {"fp8_e4m3"}:
+        return "weights are not all fp8 codes"
     if not isinstance(types[0], BlockFormat) or not lies_in_parts(types[0].name, types[0].block):
         return "weights do not lie in parts"
     if constant(first.shape[-1]) % SPAN:
@@ -59,13 +65,19 @@ def met_weights(body: Graph, anchors: Sequence[Node], *, split: bool) -> int:
 def fits(body: Graph, anchors: Sequence[Node], schedule: Mapping[str, int]) -> bool:
     """Say whether a block's stages fit its shared memory, and its sums its registers."""
     met = met_weights(body, anchors, split=bool(schedule["split"]))
-    return bool(met) and linear_bytes(body, anchors, schedule) <= SHARED_BYTES
+    if not met:
+        return False
+    if schedule["hopper"] >= WIDE:
+        tiles, n = schedule["hopper"] * schedule["each"], constant(anchors[0].type.shape[-1])
+        if tiles % met or (anchors[0].op == "grouped_linear" and n % (tiles * TILE_ROWS)):
+            return False
+    return linear_bytes(body, anchors, schedule) <= SHARED_BYTES
 
 
 def linear_bytes(body: Graph, anchors: Sequence[Node], schedule: Mapping[str, int]) -> int:
     """Return the shared memory of a block."""
     wide = schedule["hopper"] >= WIDE
-    weights = schedule["hopper"]
+    weights = schedule["hopper"] * schedule["each"]
     if not wide:
         weights = met_weights(body, anchors, split=bool(schedule["split"]))
     return block_bytes(schedule, weights=weights, bits=_bits(body, anchors), wide=wide)
@@ -78,7 +90,7 @@ def hopper_launch(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
     rows = to_json(anchors[0].type.shape[0])
     beside = spec.numerics.segments if schedule["split"] else 1
     blocks: DimJson = ["mul", ["ceildiv", rows, schedule["bm"]], units[-1]["stop"]]
-    warps = schedule["hopper"] * 4 + 4 if schedule["hopper"] >= WIDE else 5
+    warps = block_warps(schedule["hopper"] if schedule["hopper"] >= WIDE else 0)
     shared = linear_bytes(body, anchors, schedule)
     return Launch("contract", (blocks, 1, beside), warps, 1, work, shared=shared)
 
@@ -93,7 +105,7 @@ def hopper_source(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
         activation="activation" if value in body.node else value,
         num_rows=to_json(anchors[0].type.shape[0]),
         slots=num_slots(anchors[0]),
-        each=_blocks(spec, anchors[:1]),
+        across=_blocks(spec, anchors[:1]),
         bits=bits,
         up="64.0f" if bits == 4 else "1.0f",
         spans=k // SPAN,
@@ -101,7 +113,8 @@ def hopper_source(spec: KernelSpec, anchors: Sequence[Node], work: tuple[Pointer
         stages=schedule["stages"],
         blocks=schedule["blocks"],
         wide=schedule["hopper"] if schedule["hopper"] >= WIDE else 0,
-        registers=REGISTERS,
+        each=schedule["each"],
+        registers=REGISTERS.get((schedule["hopper"], schedule["blocks"])),
         segments=segments,
         segment_spans=segment_length(k, segments) // SPAN if segments > 1 else k // SPAN,
         split=bool(schedule["split"]),
@@ -155,5 +168,6 @@ def _units(spec: KernelSpec, anchors: Sequence[Node]) -> list[Mapping[str, Any]]
 def _blocks(spec: KernelSpec, met: Sequence[Node]) -> int:
     """Blocks along the columns of weights whose sums meet: a panel of each, or of each group."""
     panels = -(-constant(met[0].type.shape[-1]) // TILE_ROWS)
-    groups = spec.schedule.values["hopper"]
-    return -(-panels // (groups // len(met))) if groups >= WIDE else panels
+    schedule = spec.schedule.values
+    tiles = schedule["hopper"] * schedule["each"]
+    return -(-panels // (tiles // len(met))) if schedule["hopper"] >= WIDE else panels

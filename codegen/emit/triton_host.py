@@ -64,6 +64,11 @@ class Launch:
     descriptors: tuple[Descriptor, ...] = field(default=())
     registers: int = 0  # at most so many a thread; 0: as many as it takes
     shared: int = 0  # bytes of a kernel that is in the source's text in CUDA; 0: not so
+    # Of a kernel that is in the source's text in TileLang: its pointers by their own names, if any,
+    # and its count of rows, `p_rows`. The toolchain defines TW_ORDER_<kernel>: the addresses of
+    # maps, pointers and rows in the order in which the kernel takes them.
+    named: tuple[Pointer, ...] = ()
+    rows: DimJson = 0
 
 
 def pointers(spec: KernelSpec) -> tuple[Pointer, ...]:
@@ -92,7 +97,7 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
         found = (*pointers(spec), *launch.pointers)
         lines += [
             "    {",
-            f'        "kernel": {repr(launch.kernel) if launch.shared else launch.kernel},',
+            f'        "kernel": {repr(launch.kernel) if _is_text(launch) else launch.kernel},',
             f'        "grid": {list(launch.grid)!r},',
             f'        "pointers": {[(p.name, p.tensor, p.dtype, p.offset) for p in found]!r},',
             f'        "ints": {list(int_names(spec.body))!r},',
@@ -104,11 +109,18 @@ def launch_table(spec: KernelSpec, launches: Sequence[Launch]) -> str:
     return "\n".join([*lines, ")"])
 
 
+def _is_text(launch: Launch) -> bool:
+    return launch.shared > 0 or launch.rows != 0
+
+
 def _rare(launch: Launch) -> list[str]:
     """What few launches have."""
     described = [tuple(vars(d).values()) for d in launch.descriptors]
     lines = [f'        "descriptors": {described!r},'] if described else []
     lines += [f'        "registers": {launch.registers},'] if launch.registers else []
+    if launch.rows != 0:
+        named = [(p.name, p.tensor, p.dtype, p.offset) for p in launch.named]
+        lines += [f'        "named": {named!r},', f'        "rows": {launch.rows!r},']
     return lines + ([f'        "shared": {launch.shared},'] if launch.shared else [])
 
 
@@ -136,6 +148,8 @@ def _tensor_checks(spec: KernelSpec, name: str, position: int) -> list[str]:
 
 
 def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
+    if launch.rows != 0:
+        return ["  {", *_named_lines(launch), *_grid_lines(launch, first)]
     found = (*pointers(spec), *launch.pointers)
     lines = ["  {"]
     for i, d in enumerate(launch.descriptors):
@@ -151,24 +165,46 @@ def _launch_lines(spec: KernelSpec, launch: Launch, first: str) -> list[str]:
     lines += [
         "    uint64_t none = 0;",
         f"    void* parameters[] = {{{', '.join([*places, '&none', '&none'])}}};",
+    ]
+    return lines + _grid_lines(launch, first)
+
+
+def _named_lines(launch: Launch) -> list[str]:
+    """Variables of a launch whose kernel says itself in which order it takes them."""
+    lines = [line for d in launch.descriptors for line in map_text(d, d.name)]
+    for p in launch.named:
+        data = f"(uint64_t)(uintptr_t){p.tensor}->data + {cpp_extent(p.offset)}"
+        lines.append(f"    uint64_t {p.name} = {data};")
+    lines.append(f"    int32_t p_rows = (int32_t){cpp_extent(launch.rows)};")
+    return [*lines, f"    void* parameters[] = {{TW_ORDER_{launch.kernel}}};"]
+
+
+def _grid_lines(launch: Launch, first: str) -> list[str]:
+    return [
         f"    const int64_t grid[] = {{{', '.join(cpp_extent(g) for g in launch.grid)}}};",
         f"    TW_LAUNCH({launch.kernel}, grid, parameters, {first}->device.device_id);",
         "  }",
     ]
-    return lines
 
 
 _MAP_PARTS = ("map", "map_rows", "map_cols", "map_step", "map_one")  # what a kernel takes of one
 
 
 def _map_lines(i: int, d: Descriptor) -> list[str]:
-    data = f"(uint64_t)(uintptr_t){d.tensor}->data + {cpp_extent(d.offset)}"
     return [
-        f"    tw_tensor_map map{i};",
         f"    int32_t map_rows{i} = (int32_t){cpp_extent(d.rows)}, map_cols{i} = {d.cols};",
         f"    int64_t map_step{i} = {d.cols}, map_one{i} = 1;",
-        f"    TW_TENSOR_MAP(map{i}, {data}, map_rows{i}, {d.cols}, {ELEMENT_BYTES[d.dtype]}, "
-        f"{d.box[0]}, {d.box[1]});",
+        *map_text(d, f"map{i}"),
+    ]
+
+
+def map_text(d: Descriptor, name: str) -> list[str]:
+    """Return the host lines that encode a matrix as tensor map `name`."""
+    data = f"(uint64_t)(uintptr_t){d.tensor}->data + {cpp_extent(d.offset)}"
+    return [
+        f"    tw_tensor_map {name};",
+        f"    TW_TENSOR_MAP({name}, {data}, (int32_t){cpp_extent(d.rows)}, {d.cols}, "
+        f"{ELEMENT_BYTES[d.dtype]}, {d.box[0]}, {d.box[1]});",
     ]
 
 

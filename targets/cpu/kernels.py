@@ -17,6 +17,7 @@ from tilewright.targets.cpu.latent import accepts_latent, latent_schedules, late
 from tilewright.targets.cpu.routed import refuses_routed, route_bytes, routed_schedules
 
 PANEL = 16  # output columns of a packed panel
+BLOCK_FLOATS = (52, 36)  # sizes of `digit_block` and `word_block` of tw_exact.h: 32 values of a row
 
 
 def _anchors(body: Graph, kind: Kind) -> list[Node]:
@@ -112,12 +113,20 @@ def _contract_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Sch
     first = _anchors(body, Kind.CONTRACT)[0]
     if first.op != "linear":
         return routed_schedules(body, first, rows)
-    tiles = ((1, 2), (1, 1)) if rows == 1 else ((4, 1), (3, 1), (2, 2))
+    layout = FORMATS[PANEL_FORMATS[str(body.type_of(first.inputs[1]).dtype)]]
+    tiles: tuple[tuple[int, int], ...] = ((4, 1), (3, 1), (2, 2))
+    ahead = (4096, 8192, 2048)
+    if rows == 1:
+        # Plain weights take so little work that more panels at once keep more lines on their way;
+        # codes of floats, the opposite: one panel after the other is read as one stream.
+        one = 1 if layout.float_codes else 2 if layout.words else 4
+        tiles = ((1, one), *((1, n) for n in (2, 1) if n != one))
+        ahead = ahead if one == 2 else (2048, 4096, 8192)
     # A narrow matrix gives few items: of one panel each, so that every thread has some.
     narrow = int(body.type_of(first.inputs[1]).shape[0]) <= 8 * PANEL
     streams = [
         _stream(rows, tile, panels, per_item, prefetch)
-        for prefetch in (4096, 8192, 2048)
+        for prefetch in ahead
         for per_item in ((1, 2, 4, 8) if narrow else (4, 8, 2))
         for tile, panels in tiles
         if panels <= per_item
@@ -143,15 +152,18 @@ def contract_scratch(
     rows = _bound(product(body.type_of(anchors[0].inputs[0]).shape[:-1]), bounds)
     formats = [body.type_of(a.inputs[1]) for a in anchors]
     group = _group(formats[0])
-    factored = numerics.scale_order == "factored" and group > 1
-    stride = -(-k // PANEL) * PANEL + PANEL
+    exact = numerics.atom == "integer"
+    factored = numerics.scale_order == "factored" and group > 1 and not exact
+    stride = _up(k // group * BLOCK_FLOATS[s["form"]] if exact else k) + PANEL
     has_min = isinstance(formats[0].dtype, BlockFormat) and formats[0].dtype.minimum is not None
     sums = -(-(k // group) // PANEL) * PANEL if factored and has_min else 0
     row_bytes = (stride + sums) * 4
     slab = acc = 0
     if s["form"] == 1:
         scales = s["k_block"] // group * 32 if factored else 0
-        slab = s["panel_tile"] * (s["k_block"] * PANEL + scales) * 4
+        floats = s["k_block"] * PANEL // 2 + s["k_block"] // group * PANEL
+        floats = floats if exact else s["k_block"] * PANEL + scales
+        slab = s["panel_tile"] * floats * 4
         floats = (s["row_block"] + s["row_tile"]) * s["panel_tile"] * PANEL
         acc = floats * (len(anchors) + (numerics.segments > 1)) * 4
     per_thread = slab + acc + (0 if s["phase"] else s["row_block"] * row_bytes)

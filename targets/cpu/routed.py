@@ -34,13 +34,14 @@ def routed_schedules(body: Graph, node: Node, rows: int) -> tuple[Schedule, ...]
     count = int(body.type_of(node.inputs[1]).shape[0]) if node.op == "expert_linear" else slots
     mean = -(-rows * slots // count)
     most = rows * (slots if node.op == "expert_linear" else 1)
-    tiles = ((2, 2), (1, 2), (2, 1), (1, 4)) if mean <= 4 else ((4, 1), (2, 2))
+    two_digits = str(body.type_of(node.inputs[1]).dtype).startswith("fp4")  # two sums a row
+    tiles = ((2, 1), (2, 2), (1, 2), (1, 4)) if mean <= 4 else ((4, 1), (2, 2))
     streams = [
         Schedule.of(
             form=0, row_tile=tile, panel_tile=panels, panels_per_item=per_item, row_block=16,
             k_block=128, prefetch=prefetch, phase=1, split=split, few_rows=0,
         )
-        for prefetch in (4096, 2048, 8192)
+        for prefetch in (2048, 4096, 8192)
         for per_item in (8, 4, 16)
         for tile, panels in tiles
         for split in (1,)
@@ -54,7 +55,7 @@ def routed_schedules(body: Graph, node: Node, rows: int) -> tuple[Schedule, ...]
         for row_block in (48, 24, 96)
         for k_block in (256, 128)
         for per_item in (4, 8)
-        for row_tile in (6, 4)
+        for row_tile in ((4, 6) if two_digits else (6, 4))
         for phase in (1, 0)
     ]
     ordered = streams if most <= 2 else [*slabs, *streams] if mean > 4 else [*streams, *slabs]

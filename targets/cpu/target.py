@@ -47,6 +47,7 @@ def _variant(
         attend_chunk=128,
         attend_chunks=(32, 64, 128, 256),
         scale_order="dequantise",
+        code_atom="integer",
         peak_flops=flops,
         peak_bandwidth=25e9,
         buckets=(1, 4, 16),

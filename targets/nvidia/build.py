@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
+
 REPORT = "tilewright kernel report: "
-SHARED_BYTES = 227 << 10  # of a block, on every chip of these targets
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
 FORBIDDEN_PTX = (
     (r"\b(?:atom|red)\.", "an atomic has no fixed order of accumulation"),
@@ -159,14 +160,62 @@ def build_in_cuda(
     return line, {**used, "source": path.stem, **found}
 
 
+def build_in_tilelang(
+    path: Path, module: Any, launch: Mapping[str, Any], capability: int
+) -> tuple[str, dict[str, Any]]:
+    """The same of the kernel that a source has in TileLang."""
+    from tilewright.targets.nvidia.build_cuda import build_image, find_nvcc
+    from tilewright.targets.nvidia.build_tilelang import check_maps, include_folders
+
+    name, nvcc = launch["kernel"], find_nvcc()
+    if nvcc is None:
+        raise ValueError("nvcc not found; install CUDA's toolkit 12.4 or later")
+    printed = printed_program(path, module, launch, capability)
+    check_maps(f"{path.stem}.{name}", launch, printed.boxes)
+    source = path.with_name(f"{path.stem}.{name}.cu")
+    cubin, (used,) = build_image(nvcc, source, capability, includes=include_folders())
+    order = ", ".join(f"&{p}" for p in printed.parameters)
+    threads, shared = printed.threads, printed.shared_bytes
+    line = (
+        f'#define TW_ORDER_{name} {order}\n'
+        f'TW_CUBIN({name}, "{cubin}", "{name}", {threads}, {shared});'
+    )
+    found = {"threads": threads, "shared_bytes": shared}
+    return line, {**used, "source": path.stem, **found, "tensor_memory_columns": printed.columns}
+
+
+def printed_program(path: Path, module: Any, launch: Mapping[str, Any], capability: int) -> Any:
+    """Write the program of a source, and the CUDA that TileLang prints for it, beside it."""
+    from tilewright.targets.nvidia.build_tilelang import print_program
+
+    program = path.with_name(f"{path.stem}.{launch['kernel']}.tl.py")
+    program.write_text(module.TILELANG)
+    printed = print_program(program, capability)
+    path.with_name(f"{path.stem}.{launch['kernel']}.cu").write_text(printed.text)
+    return printed
+
+
+def print_source(path: Path, capability: int) -> dict[str, Any]:
+    """Return the CUDA that TileLang prints for the program of a source."""
+    module = load_source(path)
+    (launch,) = (launch for launch in module.LAUNCHES if "named" in launch)
+    return {"kernels": [], "printed": printed_program(path, module, launch, capability).text}
+
+
+def builder_of(launch: Mapping[str, Any]) -> Any:
+    """Return what builds a launch, by the language of its kernel."""
+    if "named" in launch:
+        return build_in_tilelang
+    return build_in_cuda if "shared" in launch else build_in_triton
+
+
 def build(path: Path, capability: int) -> dict[str, Any]:
     """Write the cubins and the host text of a source beside it; return what each kernel uses."""
     module = load_source(path)
     host = ['#include "tw_cuda.h"']
     report = []
     for launch in module.LAUNCHES:
-        build_one = build_in_cuda if "shared" in launch else build_in_triton
-        line, used = build_one(path, module, launch, capability)
+        line, used = builder_of(launch)(path, module, launch, capability)
         host.append(line)
         report.append(used)
     text = "\n".join([*host, kept_report(report), module.HOST])
@@ -175,7 +224,9 @@ def build(path: Path, capability: int) -> dict[str, Any]:
         "TW_LAUNCH(", f"TW_LAUNCH({path.stem}_"
     )
     path.with_suffix(".host.cpp").write_text(text)
-    return {"kernels": report}
+    programs = [path.with_name(f"{path.stem}.{n['kernel']}.cu") for n in module.LAUNCHES
+                if "named" in n]  # fmt: skip
+    return {"kernels": report, **{"printed": p.read_text() for p in programs}}
 
 
 def kept_report(report: Sequence[Mapping[str, Any]]) -> str:
@@ -216,7 +267,8 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = build(Path(request["source"]), request["capability"])
+            do = print_source if request.get("print") else build
+            answer = do(Path(request["source"]), request["capability"])
         except Exception as error:  # every failure of the toolchain is an answer
             text = str(error).strip() or type(error).__name__
             answer = {"error": text.splitlines()[-1][:500], "trace": traceback.format_exc()[-4000:]}

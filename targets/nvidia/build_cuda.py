@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,13 @@ def build_cuda(nvcc: str, source: Path, capability: int) -> dict[str, Any]:
 
 
 def build_image(
-    nvcc: str, source: Path, capability: int
-) -> tuple[Path, list[Mapping[str, Any]]]:
+    nvcc: str, source: Path, capability: int, includes: Sequence[Path] = ()
+) -> tuple[Path, list[dict[str, Any]]]:
     """Write the image of a source's kernels beside it; return it, and what each of them uses."""
     ptx, cubin = source.with_suffix(".ptx"), source.with_suffix(".cubin")
     name, arch = source.stem, f"compute_{capability}a"
-    _run([nvcc, *FLAGS, f"-gencode=arch={arch},code={arch}", "-ptx", source, "-o", ptx], name)
+    flags = [*FLAGS, *(f"-I{folder}" for folder in includes), f"-gencode=arch={arch},code={arch}"]
+    _run([nvcc, *flags, "-ptx", source, "-o", ptx], name)
     if refused := scan_ptx(name, ptx.read_text()):
         raise TargetError(refused)
     ptxas = Path(nvcc).with_name("ptxas")
@@ -60,7 +61,7 @@ def build_image(
     return cubin, [{"source": name, **used} for used in usage(said)]
 
 
-def usage(said: str) -> list[Mapping[str, Any]]:
+def usage(said: str) -> list[dict[str, Any]]:
     """Return registers at entry and spilled bytes a thread, as the assembler reports them."""
     return [
         {"kernel": name, "registers": int(registers), "spilled_bytes": int(stores) + int(loads)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
+from tilewright.codegen.emit.cuda_scaled import SCALED, refuses_scaled, sums_meet
 from tilewright.codegen.emit.triton_contract import contractions, workspace_parts
 from tilewright.codegen.numerics import CODE_ATOMS
 from tilewright.codegen.pack_gpu import refuses_format
@@ -15,6 +17,7 @@ from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, from_json, symbols_of
 from tilewright.graph.types import BlockFormat
+from tilewright.targets.nvidia.tile_contract import tile_schedules
 
 SECTION = 256  # alignment of buffers in the workspace
 
@@ -48,19 +51,22 @@ def _refuses_stack(body: Graph, node: Node, anchors: list[Node]) -> str | None:
 
 
 _LED_ROWS = 256
+# Programs in TileLang lead where rows are so long, or two products of many rows meet: on an H200
+# their pipelines win there, and lose else, where what follows the sums is most of the time.
+_LED_BY_TILELANG = 2048
 _FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 # Rows, columns, values of k of a tile; warps; stages of its loads.
 _Tile = tuple[int, int, int, int, int]
 
 
 def contract_schedules(
-    body: Graph, numerics: Numerics, rows: int, *, cores: int
+    body: Graph, numerics: Numerics, rows: int, *, cores: int, in_memory: bool = False
 ) -> tuple[Schedule, ...]:
     """Narrow tiles fill the chip with few rows, wide ones reuse what they load with many.
 
     Segments run beside each other (split) where rows are few: what they give is the same. `rows`
     are tokens; of experts, how many rows one meets is known for an even load only. Streams have a
-    program for each of the chip's `cores`.
+    program for each of the chip's `cores`. `in_memory`: sums may lie in tensor memory.
     """
     anchors = contractions(body)
     first = anchors[0]
@@ -87,10 +93,16 @@ def contract_schedules(
         for split, listed in _forms(first, numerics, rows, beside=beside)
         for bm, bn, bk, warps, stages in ordered
     ]
-    lead = 3 if rows >= least else 0
-    return tuple(dict.fromkeys([*streamed[:lead], *found[:8], *streamed[lead:], *found[8:]]))
+    early = 3 if rows >= least else 0
+    tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
+    in_triton = [*streamed[:early], *found[:8], *streamed[early:], *found[8:]]
+    many, met = rows > 64, len(anchors) > len(sections_of(body, anchors))
+    long = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
+    lead = tiles if (long and (many or not in_memory)) or (met and many) else []
+    return tuple(dict.fromkeys([*lead, *in_triton[:8], *tiles, *in_triton[8:]]))
 
 
+_FEW_SCALED = 32  # rows of which most of a block would be empty
 # Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.
 _STREAMS = ((128, 128, 6), (64, 256, 5), (128, 128, 4), (64, 256, 3))
 
@@ -121,10 +133,23 @@ def _streams(
         for bm, stages in ((8, 4), (16, 4), (8, 6))
         if rows <= bm
     ]  # fmt: skip
-    return few + [
+    return few + _scaled(body, anchors, numerics, rows) + [
         Schedule.of(bm=bm, bn=bn, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
                     listed=0, stream=1)
         for bm, bn, stages in tiles
+    ]  # fmt: skip
+
+
+def _scaled(
+    body: Graph, anchors: list[Node], numerics: Numerics, rows: int
+) -> list[Schedule]:
+    """The kernel in CUDA, whose blocks are of many rows."""
+    if refuses_scaled(body, numerics, anchors) or rows <= _FEW_SCALED:
+        return []
+    split = int(numerics.segments > 1 or not sums_meet(body, anchors))
+    return [
+        Schedule.of(bm=128, bn=256, bk=SPAN, warps=4, stages=3, row_warps=4, split=split, listed=0,
+                    stream=SCALED)
     ]  # fmt: skip
 
 
@@ -224,10 +249,9 @@ def _tiles(
         leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide, cores)
         found = [*([wide] if leads else []), *_MANY, *_FEW]
     sections = len(sections_of(body, anchors))
-    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= _SHARED]
+    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= SHARED_BYTES]
 
 
-_SHARED = 227 << 10  # of a block
 
 
 def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:
@@ -300,9 +324,9 @@ def contract_scratch(
     return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
 
 
-def contract_template(cores: int) -> KernelTemplate:
-    """Return the template for a chip of so many cores."""
+def contract_template(cores: int, *, in_memory: bool = False) -> KernelTemplate:
+    """Return the template for a chip of so many cores, with tensor memory or without."""
     return KernelTemplate(
         "contract", "contract", "triton/contract.py.j2", accepts_contract,
-        partial(contract_schedules, cores=cores), contract_scratch,
+        partial(contract_schedules, cores=cores, in_memory=in_memory), contract_scratch,
     )  # fmt: skip

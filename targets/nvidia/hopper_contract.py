@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilewright.codegen.emit.cuda_chip import CORE_BYTES, MULTIPROCESSORS, SHARED_BYTES
 from tilewright.codegen.emit.cuda_contract import shared_bytes
 from tilewright.codegen.emit.cuda_sums import refuses_epilogue
 from tilewright.codegen.emit.triton_contract import contractions
@@ -25,8 +26,6 @@ from tilewright.graph.dims import evaluate, from_json
 from tilewright.graph.types import BlockFormat
 from tilewright.targets.nvidia.contract import SECTION, accepts_contract, contract_template
 
-CORES = 132  # of an H200
-SHARED_BYTES, _CORE_BYTES = 227 << 10, 228 << 10  # of a block and of a core
 _LED_ROWS = 256
 
 
@@ -52,8 +51,10 @@ def accepts_hopper(body: Graph) -> str | None:
 # Rows of a block; stages; blocks of a core at least. What measured best for as many rows first.
 _FEW_OF_TWO = ((8, 4, 5), (8, 6, 3), (16, 5, 3), (32, 4, 2), (64, 3, 2))
 _FEW_OF_ONE = ((8, 8, 4), (8, 6, 5), (16, 6, 4), (32, 4, 4), (64, 4, 2))
-# Groups of warps; rows; stages.
-_WIDE = ((2, 192, 3), (2, 128, 4), (2, 96, 4))
+# Groups of warps; tiles of each; rows; stages: where weights are most of what is read, and where
+# products are most of the work.
+_WIDE_READ = ((3, 2, 80, 4), (2, 4, 80, 4), (4, 1, 96, 5))
+_WIDE = ((4, 1, 96, 5), (3, 2, 80, 4), (2, 4, 80, 4))
 
 
 def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
@@ -65,17 +66,17 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     meets = -(-rows * slots // matrices)
     forms = _FEW_OF_TWO if len(anchors) == 2 else _FEW_OF_ONE
     few = [
-        Schedule.of(bm=bm, stages=stages, blocks=blocks, wide=0, listed=listed)
+        Schedule.of(bm=bm, stages=stages, blocks=blocks, wide=0, each=1, listed=listed)
         for listed in ((0, 1) if rows * slots <= _LED_ROWS else (1,))
         for bm, stages, blocks in sorted(
             forms, key=lambda f: -(-meets * 2 // f[0]) * (16 + f[0])
         )
     ]
     wide = [
-        Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, listed=1)
-        for groups, bm, stages in sorted(_WIDE, key=lambda f: (f[1] < meets * 1.2, f[1]))
+        Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, each=each, listed=1)
+        for groups, each, bm, stages in (_WIDE if meets >= 40 else _WIDE_READ)
     ]
-    found = few + wide if meets < 24 else wide + few
+    found = few + wide if meets < 8 else wide + few
     return tuple(s for s in found if shared_bytes(body, s) <= SHARED_BYTES)
 
 
@@ -88,13 +89,16 @@ def hopper_scratch(
     return sum(-(-size // SECTION) * SECTION for size in sizes) or SECTION
 
 
-# Groups of warps that multiply many rows, or 1; rows of a block; stages; blocks of a core at least.
+# Groups of warps that multiply many rows, or 1; tiles of each; rows of a block; stages; blocks of a
+# core at least.
 _LINEAR = (
-    (1, 8, 6, 3), (1, 8, 4, 5), (1, 8, 8, 2), (1, 16, 6, 2), (1, 16, 4, 4), (1, 32, 5, 2),
-    (1, 64, 4, 2), (2, 192, 3, 1), (2, 128, 4, 1), (2, 96, 4, 1), (2, 64, 4, 1), (2, 64, 6, 1),
-    (2, 32, 6, 1),
+    (1, 1, 8, 6, 3), (1, 1, 8, 4, 5), (1, 1, 8, 8, 2), (1, 1, 16, 6, 2), (1, 1, 16, 4, 4),
+    (1, 1, 32, 5, 2), (1, 1, 64, 4, 2), (2, 1, 192, 3, 1), (2, 1, 128, 4, 1), (2, 1, 96, 4, 1),
+    (3, 1, 128, 3, 1), (3, 1, 32, 6, 1),
+    (3, 1, 64, 5, 1), (2, 1, 64, 3, 2), (2, 1, 64, 6, 1), (2, 1, 32, 4, 2), (2, 1, 32, 6, 1),
+    (2, 2, 64, 4, 1), (2, 2, 96, 3, 1), (2, 2, 128, 3, 1),
 )  # fmt: skip
-_ON_ALL_CHIPS = contract_template(CORES)
+_ON_ALL_CHIPS = contract_template(MULTIPROCESSORS)
 
 
 def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
@@ -108,25 +112,27 @@ def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     splits = [0] if numerics.segments == 1 else [0, 1] if many else [1, 0]
     found = [
         Schedule.of(bm=bm, bn=64, bk=SPAN, warps=4, stages=stages, row_warps=4, split=split,
-                    listed=0, hopper=groups, blocks=blocks)
+                    listed=0, hopper=groups, each=each, blocks=blocks)
         for split in splits
-        for groups, bm, stages, blocks in _LINEAR
+        for groups, each, bm, stages, blocks in _LINEAR
         # Sums of segments and their total share the registers of wide blocks.
-        if split or numerics.segments == 1 or (groups >= WIDE and bm * groups <= 256)
+        if split or numerics.segments == 1 or (groups == WIDE and bm * each <= 128)
     ]  # fmt: skip
     found = [s for s in found if fits(body, anchors, s.values)]
     panels = sum(-(-math.prod(int(d) for d in a.type.shape[1:]) // TILE_ROWS) for a in anchors)
 
     def order(schedule: Schedule) -> tuple[int, ...]:
-        """Blocks that take all rows at once, the smallest first; of many rows the largest. Of few
-        rows, so many stages that a core's share of the blocks is there at once."""
+        """Blocks that take all rows at once, the smallest first; of many rows the largest. Among
+        those of as many rows the chip should take all blocks in few turns."""
         values = schedule.values
         wide, bm = values["hopper"] >= WIDE, values["bm"]
         waste = -(-rows // bm) * (bm + 48)
-        blocks = -(-rows // bm) * panels * (numerics.segments if values["split"] else 1)
-        at_once = CORES * (_CORE_BYTES // (linear_bytes(body, anchors, values) + 1024))
-        waves = 0 if wide else -(-blocks // at_once)
-        return (splits.index(values["split"]), int(wide != (rows > 32)), waste, waves)
+        tiles = values["hopper"] * values["each"]
+        segments = numerics.segments if values["split"] else 1
+        blocks = -(-rows // bm) * -(-panels // tiles) * segments
+        each = CORE_BYTES // (linear_bytes(body, anchors, values) + 1024)
+        waves = -(-blocks // (MULTIPROCESSORS * (values["blocks"] if wide else each)))
+        return (splits.index(values["split"]), int(wide != (rows > 16)), waste, waves)
 
     return tuple(sorted(found, key=order))
 

@@ -1,5 +1,5 @@
-"""Triton and CUDA sources to one library: cubins by Triton in processes of their own and by nvcc,
-the host side by g++.
+"""Triton, TileLang and CUDA sources to one library: cubins by Triton in processes of their own and
+by nvcc, the host side by g++.
 
 A GPU is needed neither to build nor to load, and the library needs neither Triton nor CUDA's
 toolkit where it runs: the driver only.
@@ -7,6 +7,7 @@ toolkit where it runs: the driver only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,17 +17,20 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
 from tilewright.codegen.expr import prelude
+from tilewright.codegen.flags import Flags
 from tilewright.codegen.target import Target
+from tilewright.codegen.work_folder import work_folder
 from tilewright.graph.errors import TargetError
 from tilewright.targets.nvidia.build import read_report
 from tilewright.targets.nvidia.build_cuda import build_cuda, find_nvcc, nvcc_version
 
+PROGRAM = "\nTILELANG = r"  # in sources that have a kernel in TileLang
 HOST_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-w")
 
 
@@ -42,11 +46,14 @@ class BuildProcess:
         )  # fmt: skip
         self._stop = weakref.finalize(self, _end, self._process)
 
-    def build(self, source: Path, capability: int) -> Mapping[str, Any]:
-        """Compile one source; raise TargetError with the compiler's words."""
+    def build(
+        self, source: Path, capability: int, *, only_print: bool = False
+    ) -> Mapping[str, Any]:
+        """Compile one source, or print its TileLang program as CUDA; raise TargetError with the
+        compiler's words."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            request = {"source": str(source), "capability": capability}
+            request = {"source": str(source), "capability": capability, "print": only_print}
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
@@ -58,6 +65,13 @@ class BuildProcess:
         if "error" in answer:
             raise TargetError(f"kernel '{source.stem}': Triton failed: {answer['error']}")
         return answer
+
+
+def _tilelang() -> str:
+    try:
+        return f"tilelang {version('tilelang')}"
+    except PackageNotFoundError:
+        return "no tilelang"
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -75,8 +89,18 @@ class NvidiaToolchain:
     `reports` holds registers, spilled bytes and shared memory of every kernel compiled here.
     """
 
-    def __init__(self, target: Target, *, capability: int, cxx: str | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        capability: int,
+        cxx: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`folder` keeps what TileLang printed, by content; by default it lies in the kernel
+        cache."""
         self.target, self.capability = target, capability
+        self._folder = folder or Flags.from_environment().cache.expanduser() / "tilelang"
         self.reports: dict[str, list[Mapping[str, Any]]] = {}
         self._named = cxx
         self._idle: list[BuildProcess] = []
@@ -107,7 +131,7 @@ class NvidiaToolchain:
                 f"target '{self.target.name}': Triton is not installed: want triton 3.7 or later"
             ) from None
         host = self._run(["--version"], "version").splitlines()[0]
-        return f"triton {triton}; {nvcc_version(self._nvcc)}; {host}"
+        return f"triton {triton}; {_tilelang()}; {nvcc_version(self._nvcc)}; {host}"
 
     def compile(self, source: Path, output: Path) -> None:
         """Compile one source to an object: its kernels first, then the host function."""
@@ -125,15 +149,42 @@ class NvidiaToolchain:
         flags = [f"-I{path}" for path in includes]
         self._run([*HOST_FLAGS, *flags, "-c", str(source), "-o", str(output)], source.stem)
 
-    def _triton(self, source: Path) -> Mapping[str, Any]:
+    def _triton(self, source: Path, *, only_print: bool = False) -> Mapping[str, Any]:
         """Compile in an idle process, or in a new one."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or BuildProcess()
-        report = process.build(source, self.capability)
+        report = process.build(source, self.capability, only_print=only_print)
         with self._lock:
             self._idle.append(process)
+        if "printed" in report:
+            self._keep(source.read_text(), report["printed"])
         return report
+
+    def printed(self, file_name: str, text: str) -> Mapping[str, str]:
+        """Return the CUDA that TileLang prints for the program of a source, if it has one."""
+        if PROGRAM not in text:
+            return {}
+        kept = self._print_of(text)
+        if not kept.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with work_folder(self._folder, "print-") as work:
+                for name, support in self.support_sources().items():
+                    (work / name).write_text(support)
+                (work / file_name).write_text(text)
+                self._triton(work / file_name, only_print=True)
+        return {f"{file_name.removesuffix('.py')}.cu": kept.read_text()}
+
+    def _print_of(self, text: str) -> Path:
+        facts = repr((text, _tilelang(), self.capability))
+        return self._folder / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.cu"
+
+    def _keep(self, text: str, printed: str) -> None:
+        kept = self._print_of(text)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        aside = kept.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+        aside.write_text(printed)
+        aside.rename(kept)
 
     def _cuda(self, source: Path) -> Mapping[str, Any]:
         return build_cuda(self.nvcc, source, self.capability)
@@ -169,7 +220,8 @@ class NvidiaToolchain:
             texts[name] = (TEMPLATE_ROOT / "cpp" / name).read_text()
         for path in sorted((TEMPLATE_ROOT / "triton").glob("tw_*.triton")):
             texts[f"{path.stem}.py"] = path.read_text()
-        return {**texts, "tw_math.py": prelude("triton"), "tw_math.cuh": prelude("cuda")}
+        math = {"tw_math.py": "triton", "tw_math.cuh": "cuda", "tw_tile_math.py": "tilelang"}
+        return {**texts, **{name: prelude(language) for name, language in math.items()}}
 
     def _run(self, arguments: Sequence[str], what: str) -> str:
         done = subprocess.run(

@@ -5,4 +5,4 @@ from tilewright.targets.nvidia.kernels import ATTEND, LATENT, ROW, SELECT
 from tilewright.targets.nvidia.thin import THIN
 
 CORES = 148  # of a B200
-KERNELS = (THIN, contract_template(CORES), ATTEND, LATENT, SELECT, ROW)
+KERNELS = (THIN, contract_template(CORES, in_memory=True), ATTEND, LATENT, SELECT, ROW)

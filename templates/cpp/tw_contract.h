@@ -17,7 +17,7 @@
 // (tw_host.h) are declared before this file. The workspace holds, 64-byte aligned,
 // workspace_bytes<Problem, Schedule>(num_rows, num_threads) bytes; what is in it does not matter.
 #pragma once
-#include "tw_contract_tile.h"
+#include "tw_contract_exact.h"
 #include "tw_route.h"
 
 namespace tw {
@@ -32,6 +32,8 @@ template <class... W> struct weight_list {
 template <class... S> struct section_list {};
 
 template <class First, class...> struct first_of { using type = First; };
+template <bool, class A, class> struct choose { using type = A; };
+template <class A, class B> struct choose<false, A, B> { using type = B; };
 template <class A, class B> struct same { static constexpr bool value = false; };
 template <class A> struct same<A, A> { static constexpr bool value = true; };
 
@@ -66,15 +68,22 @@ struct sizes {
   static_assert(P::ORDER != FACTORED || lists::UNIFORM, "factored order: one weight format per launch");
   static_assert(!FACTORS || S::ROWS != DIRECT, "factored order rescales the rows: they cannot be read in place");
   static_assert(P::K % P::SEGMENTS == 0, "segments must divide K");
+  static constexpr bool EXACT = P::ORDER == EXACTLY;
+  using block = typename choose<S::FORM == SLAB, word_block, digit_block>::type;
+  static_assert(!EXACT || (lists::UNIFORM && same<weight, fp4>::value && S::ROWS != DIRECT && P::SEGMENTS == 1),
+                "exact order: fp4 weights, rows that are made, one segment");
   // Rows end with 16 floats of padding: the stride is no power of two, which spreads them over cache sets,
   // and the first row's padding remembers which row block a thread has made (`made`).
-  static constexpr int64_t STRIDE = ceil_div(P::K, 16) * 16 + 16;
+  static constexpr int64_t ROW_FLOATS = EXACT ? P::K / 32 * (int64_t)sizeof(block) / 4 : P::K;
+  static constexpr int64_t STRIDE = ceil_div(ROW_FLOATS, 16) * 16 + 16;
   static constexpr int64_t MADE_OFFSET = (STRIDE - 16) * 4;
   static constexpr int64_t SUM_STRIDE = SUMS ? ceil_div(P::K / weight::GROUP, 16) * 16 : 0;
   static constexpr int64_t ROW_BYTES = (STRIDE + SUM_STRIDE) * 4;
   static constexpr int64_t ITEMS = lists::items(S::PANELS_PER_ITEM);
   static constexpr int64_t SCALE_FLOATS = FACTORS ? S::K_BLOCK / weight::GROUP * 32 : 0;
-  static constexpr int64_t SLAB_BYTES = S::FORM == SLAB ? S::PANEL_TILE * (S::K_BLOCK * 16 + SCALE_FLOATS) * 4 : 0;
+  static constexpr int64_t PANEL_SLAB_BYTES =
+      EXACT ? S::K_BLOCK * 32 + S::K_BLOCK / 32 * 64 : (S::K_BLOCK * 16 + SCALE_FLOATS) * 4;
+  static constexpr int64_t SLAB_BYTES = S::FORM == SLAB ? S::PANEL_TILE * PANEL_SLAB_BYTES : 0;
   static constexpr int64_t ACC_FLOATS = (S::ROW_BLOCK + S::ROW_TILE) * S::PANEL_TILE * 16;
   static constexpr int64_t ACC_BYTES =
       S::FORM == SLAB ? ACC_FLOATS * (lists::MAX_WEIGHTS + (P::SEGMENTS > 1 ? 1 : 0)) * 4 : 0;
@@ -164,6 +173,12 @@ struct launch {
   static int64_t& made_block(uint8_t* own) { return *(int64_t*)(own + Z::MADE_OFFSET); }
 
   static void make_row(const Args& args, int64_t row, float* a) {
+    if constexpr (Z::EXACT) {
+      alignas(64) float values[P::K];
+      P::rows::row(args, row, values);
+      for (int64_t g = 0; g < P::K / 32; ++g) make_block(values + 32 * g, (typename Z::block*)a + g);
+      return;
+    }
     P::rows::row(args, row, a);
     if constexpr (Z::FACTORS) factor_row<typename Z::weight, P::K>(a, Z::SUMS ? a + Z::STRIDE : nullptr);
   }
@@ -209,6 +224,14 @@ struct launch {
   }
 
   // ---- STREAM: weights are decoded in registers for every row tile.
+  template <class W, int R, int PT>
+  static TW_INLINE void stream_weight(const uint8_t* panel, const row_tile<R>& rows, float* acc) {
+    if constexpr (Z::EXACT)
+      exact_tile<typename Z::block, R, PT, S::PREFETCH, P::K>(panel, rows, acc);
+    else
+      stream_tile<W, R, PT, S::PREFETCH, P::ORDER, P::K, P::SEGMENTS>(panel, rows, acc);
+  }
+
   template <class Section, int PT, int RT, class... W>
   static TW_INLINE void stream_panels(const view& v, int64_t panel, weight_list<W...>) {
     each_row_tile<RT>(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
@@ -216,10 +239,7 @@ struct launch {
       alignas(64) float acc[sizeof...(W)][R * PT * 16];
       const row_tile<R> rows = tile_rows<R>(v, first);
       int i = 0;
-      ((stream_tile<W, R, PT, S::PREFETCH, P::ORDER, P::K, P::SEGMENTS>(
-            packed<Section, W>(v, i) + panel * panel_bytes<W>(P::K), rows, acc[i]),
-        ++i),
-       ...);
+      ((stream_weight<W, R, PT>(packed<Section, W>(v, i) + panel * panel_bytes<W>(P::K), rows, acc[i]), ++i), ...);
       for (int r = 0; r < R && first + r < v.count; ++r) {
         const float* row_acc[sizeof...(W)];
         for (unsigned w = 0; w < sizeof...(W); ++w) row_acc[w] = acc[w] + r * PT * 16;
@@ -232,8 +252,8 @@ struct launch {
   template <class W, int PT>
   static void slab_weight(const view& v, const uint8_t* packed, int64_t panel, float* acc, float* total) {
     static_assert(S::K_BLOCK % W::GROUP == 0, "K block must hold whole groups");
-    float* value = v.scratch;
-    float* scale = value + S::PANEL_TILE * S::K_BLOCK * 16;
+    float* value = v.scratch;  // word_pairs, where sums are exact
+    float* scale = value + S::PANEL_TILE * S::K_BLOCK * (Z::EXACT ? 8 : 16);
     const uint8_t* first_panel = packed + panel * panel_bytes<W>(P::K);
     constexpr int64_t length = P::K / P::SEGMENTS;
     for (int segment = 0; segment < P::SEGMENTS; ++segment) {
@@ -241,12 +261,17 @@ struct launch {
       float* out = P::SEGMENTS > 1 ? total : acc;
       for (int64_t k0 = begin; k0 < end; k0 += S::K_BLOCK) {
         const int64_t k1 = k0 + S::K_BLOCK < end ? k0 + S::K_BLOCK : end;
-        fill_slab<W, P::ORDER, PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, value, scale);
+        if constexpr (Z::EXACT)
+          fill_exact_slab<PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, (word_pairs*)value, scale);
+        else
+          fill_slab<W, P::ORDER, PT, S::K_BLOCK>(first_panel, panel_bytes<W>(P::K), k0, k1, value, scale);
         each_row_tile<S::ROW_TILE>(v.count, [&](auto size, int64_t first) __attribute__((always_inline)) {
           constexpr int R = decltype(size)::value;
           const row_tile<R> rows = tile_rows<R>(v, first);
           float* tile = out + first * PT * 16;
-          if constexpr (P::ORDER == FACTORED && W::HAS_SCALE)
+          if constexpr (Z::EXACT)
+            slab_exact<R, PT, S::K_BLOCK>((const word_pairs*)value, scale, rows, k0, k1 - k0, k0 == begin, tile);
+          else if constexpr (P::ORDER == FACTORED && W::HAS_SCALE)
             slab_factored<W, R, PT, S::K_BLOCK>(value, scale, rows, k0, k1 - k0, k0 == begin, tile);
           else
             slab_dequantise<R, PT, S::K_BLOCK>(value, rows, k0, k1 - k0, k0 == begin, tile);

@@ -12,7 +12,7 @@
 
 namespace tw {
 
-enum order { DEQUANTISE = 0, FACTORED = 1 };
+enum order { DEQUANTISE = 0, FACTORED = 1, EXACTLY = 2 };  // the last: tw_contract_exact.h
 
 template <class W>
 static TW_INLINE v16 whole_part(v16 part) {

@@ -9,34 +9,46 @@
 #define TW_NEIGHBOURS 8     // blocks of rows that share columns before the next columns come
 #define TW_SCALE_BYTES 256  // of a tile: a byte for a row and 32 values of k
 
-// Codes of 32 values of k of a row in one word, low nibbles those of the first 16: pairs for both
-// halves, times 2^-6.
-TW_DEVICE void tw_nibble_pairs(uint32_t x, uint32_t scale, uint32_t (&pairs)[4]) {
-  pairs[0] = tw_times(((x << 12) & 0x80008000u) | ((x << 6) & 0x01C001C0u), scale);
-  pairs[1] = tw_times(((x << 4) & 0x80008000u) | ((x >> 2) & 0x01C001C0u), scale);
-  pairs[2] = tw_times(((x << 8) & 0x80008000u) | ((x << 2) & 0x01C001C0u), scale);
-  pairs[3] = tw_times((x & 0x80008000u) | ((x >> 6) & 0x01C001C0u), scale);
+#define TW_FIELDS 0x81C081C0u  // sign, exponent and mantissa of two e2m1 codes: values times 2^-126
+#define TW_KEPT 0x0C180C18u    // of a first word: bits of codes that lie in both words
+
+// Codes of two groups of 32 values of k of a row in a word each: four pairs of both, times 2^-6.
+// Bits lie so that a shift and a mask give a pair.
+TW_DEVICE void tw_woven_pairs(uint32_t x, uint32_t y, uint32_t scale_x, uint32_t scale_y,
+                              uint32_t (&of_x)[4], uint32_t (&of_y)[4]) {
+  const uint32_t both = tw_choose<TW_KEPT>(x, y << 2);
+  of_x[0] = tw_times((x << 6) & TW_FIELDS, scale_x);
+  of_y[0] = tw_times((y << 6) & TW_FIELDS, scale_y);
+  of_x[1] = tw_times(x & TW_FIELDS, scale_x);
+  of_y[1] = tw_times(y & TW_FIELDS, scale_y);
+  of_x[2] = tw_times(__funnelshift_r(x, x, 6) & TW_FIELDS, scale_x);
+  of_y[2] = tw_times(__funnelshift_r(y, y, 6) & TW_FIELDS, scale_y);
+  of_x[3] = tw_times((both << 2) & TW_FIELDS, scale_x);
+  of_y[3] = tw_times(__funnelshift_r(both, both, 4) & TW_FIELDS, scale_y);
 }
 
-// The power of two of one of a word's four ue8m0 bytes, times 2^120, in both halves.
+// The power of two of one of a word's four ue8m0 bytes, times 2^120, in both halves. Bytes beside
+// woven codes have those 120 already.
+template <int kBits>
 TW_DEVICE uint32_t tw_unit_scale(uint32_t word, int unit) {
-  return __byte_perm(word, 0, 0x4040 | unit * 0x101) * 128u + 0x3C003C00u;
+  const uint32_t byte = __byte_perm(word, 0, 0x4040 | unit * 0x101);
+  return kBits == 4 ? byte << 7 : byte * 128u + 0x3C003C00u;
 }
 
 // Codes of four values of k of a row in one word, even bytes those of the first pair.
-TW_DEVICE void tw_byte_pairs(uint32_t x, uint32_t scale, uint32_t (&pairs)[2]) {
+TW_DEVICE void tw_byte_pairs(uint32_t x, uint32_t scale, uint32_t* pairs) {
   pairs[0] = tw_times(((x << 8) & 0x80008000u) | ((x << 4) & 0x07F007F0u), scale);
   pairs[1] = tw_times((x & 0x80008000u) | ((x >> 4) & 0x07F007F0u), scale);
 }
 
-// Codes of sixteen rows of a tile, of half of a span: words of row lane / 4 and of the eighth after.
+// Codes of two times eight rows, `apart` bytes from each other, of half of a span: words of row
+// lane / 4 of both.
 template <int kBits>
-TW_DEVICE void tw_fetch_half(uint32_t (&x)[kBits / 4][4], uint32_t tile, int first_row, int half,
-                             int lane) {
+TW_DEVICE void tw_fetch_half(uint32_t (&x)[kBits / 4][4], uint32_t rows, int apart, int half, int lane) {
 #pragma unroll
   for (int i = 0; i < kBits / 4; ++i) {
-    const int part = (half * (kBits / 4) + i) * 2 + (lane >> 4), row = first_row + (lane & 15);
-    tw_matrices(x[i], tile + (part * 64 + row) * 16);
+    const int part = (half * (kBits / 4) + i) * 2 + (lane >> 4);
+    tw_matrices(x[i], rows + part * 1024 + (lane & 7) * 16 + (lane >> 3 & 1) * apart);
   }
 }
 
@@ -45,29 +57,20 @@ template <int kBits>
 TW_DEVICE void tw_decode_half(uint32_t (&a)[4][4], const uint32_t (&x)[kBits / 4][4], int half,
                               const uint32_t (&scales)[2]) {
 #pragma unroll
-  for (int i = 0; i < kBits / 4; ++i) {
+  for (int row = 0; row < 2; ++row) {  // of lane / 4, and the eighth after
+    const uint32_t first = tw_unit_scale<kBits>(scales[row], half * 2);
+    const uint32_t second = tw_unit_scale<kBits>(scales[row], half * 2 + 1);
+    uint32_t pairs[2][4];
+    if constexpr (kBits == 4) {
+      tw_woven_pairs(x[0][row], x[0][2 + row], first, second, pairs[0], pairs[1]);
+    } else {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int unit = half * 2 + (kBits == 4 ? j : i);
-      const uint32_t low_scale = tw_unit_scale(scales[0], unit);
-      const uint32_t high_scale = tw_unit_scale(scales[1], unit);
-      if constexpr (kBits == 4) {
-        uint32_t low[4], high[4];
-        tw_nibble_pairs(x[0][2 * j], low_scale, low);
-        tw_nibble_pairs(x[0][2 * j + 1], high_scale, high);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          uint32_t(&step)[4] = a[2 * j + k];
-          step[0] = low[2 * k], step[1] = high[2 * k];
-          step[2] = low[2 * k + 1], step[3] = high[2 * k + 1];
-        }
-      } else {
-        uint32_t low[2], high[2], (&step)[4] = a[2 * i + j];
-        tw_byte_pairs(x[i][2 * j], low_scale, low);
-        tw_byte_pairs(x[i][2 * j + 1], high_scale, high);
-        step[0] = low[0], step[1] = high[0], step[2] = low[1], step[3] = high[1];
+      for (int i = 0; i < 4; ++i) {
+        tw_byte_pairs(x[i >> 1][(i & 1) * 2 + row], i < 2 ? first : second, pairs[i >> 1] + (i & 1) * 2);
       }
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i >> 1][(i & 1) * 2 + row] = pairs[i >> 2][i & 3];
   }
 }
 
@@ -86,6 +89,7 @@ struct tw_operands {
 // groups of warps want eight of them to lie at multiples of 1,024.
 template <int kWeights, int kBits, int kRows, int kAlign = 128>
 struct tw_stage {
+  static constexpr bool woven = kBits == 4;  // scales lie behind the codes of a tile
   static constexpr int code_bytes = 64 * TW_SPAN * kBits / 8;
   static constexpr int tile_bytes = code_bytes + TW_SCALE_BYTES;
   static constexpr int rows_at = (kWeights * tile_bytes + kAlign - 1) / kAlign * kAlign;
@@ -93,18 +97,31 @@ struct tw_stage {
   static constexpr int num_bytes = rows_at + 2 * half_bytes;
 };
 
-// Brings one span of the weights' panels to a stage; one thread.
-template <int kWeights, class Stage>
-TW_DEVICE void tw_bring_tiles(const tw_operands<kWeights>& of, const int64_t (&tiles)[kWeights],
-                              int span, uint32_t at, uint32_t full) {
-  tw_arrive_for(full, kWeights * Stage::tile_bytes);
+// Begins to bring a span as the `turn`-th of a ring of stages, once its stage is free: every `step`-th
+// of the weights' tiles from `first` on, if there is any. Returns where the stage lies; what comes
+// is counted at `full`.
+template <int kWeights, class Stage, int kStages>
+TW_DEVICE uint32_t tw_begin(const tw_operands<kWeights>& of, const int64_t (&tiles)[kWeights], int span,
+                            int turn, uint32_t base, uint32_t& full, int first, int step) {
+  const int s = turn % kStages;
+  const uint32_t at = base + s * Stage::num_bytes;
+  if (turn >= kStages) tw_wait(full + 8 * (kStages + s), (turn / kStages - 1) & 1);
+  full += 8 * s;
+  if (first >= kWeights) return at;
+  tw_arrive_for(full, (kWeights - first + step - 1) / step * Stage::tile_bytes);
 #pragma unroll
   for (int w = 0; w < kWeights; ++w) {
+    if (w % step != first) continue;
     const int64_t tile = tiles[w] + span;
-    tw_bulk(at + w * Stage::tile_bytes, of.codes[w] + tile * Stage::code_bytes, Stage::code_bytes, full);
-    tw_bulk(at + w * Stage::tile_bytes + Stage::code_bytes, of.scales[w] + tile * TW_SCALE_BYTES,
-            TW_SCALE_BYTES, full);
+    const uint32_t to = at + w * Stage::tile_bytes;
+    if constexpr (Stage::woven) {
+      tw_bulk(to, of.codes[w] + tile * Stage::tile_bytes, Stage::tile_bytes, full);
+    } else {
+      tw_bulk(to, of.codes[w] + tile * Stage::code_bytes, Stage::code_bytes, full);
+      tw_bulk(to + Stage::code_bytes, of.scales[w] + tile * TW_SCALE_BYTES, TW_SCALE_BYTES, full);
+    }
   }
+  return at;
 }
 
 // Block of rows and block of columns of one of all blocks: neighbours share rows and columns.
@@ -126,7 +143,6 @@ template <int kWeights, int kBits, int kRows, int kSpans, int kStages>
 TW_DEVICE void tw_few_bring(const tw_operands<kWeights>& of, const int64_t (&tiles)[kWeights],
                             uint32_t base, uint32_t full, int lane) {
   typedef tw_stage<kWeights, kBits, kRows> stage;
-  const uint32_t empty = full + 8 * kStages;
   const unsigned char* lines[kRows / 2];
 #pragma unroll
   for (int i = 0; i < kRows / 2; ++i) {
@@ -136,10 +152,9 @@ TW_DEVICE void tw_few_bring(const tw_operands<kWeights>& of, const int64_t (&til
   }
 #pragma unroll 1
   for (int i = 0; i < of.spans; ++i) {
-    const int s = i % kStages, span = of.first + i;
-    const uint32_t at = base + s * stage::num_bytes;
-    if (i >= kStages) tw_wait(empty + 8 * s, (i / kStages - 1) & 1);
-    if (lane == 0) tw_bring_tiles<kWeights, stage>(of, tiles, span, at, full + 8 * s);
+    const int span = of.first + i;
+    uint32_t arrived = full;
+    const uint32_t at = tw_begin<kWeights, stage, kStages>(of, tiles, span, i, base, arrived, lane == 0 ? 0 : kWeights, 1);
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kRows / 2; ++j) {
@@ -147,7 +162,7 @@ TW_DEVICE void tw_few_bring(const tw_operands<kWeights>& of, const int64_t (&til
       const uint32_t to = at + stage::rows_at + tw_row_place(row, lane & 15, stage::half_bytes);
       if (lines[j] != nullptr) tw_copy16(to, lines[j] + span * (TW_SPAN * 2));
     }
-    tw_arrive_copied(full + 8 * s);
+    tw_arrive_copied(arrived);
   }
 }
 
@@ -176,7 +191,7 @@ TW_DEVICE void tw_few_sums(float (&sums)[kWeights][kRows / 8][4], uint32_t base,
 #pragma unroll
       for (int w = 0; w < kWeights; ++w) {
         uint32_t x[kBits / 4][4];
-        tw_fetch_half<kBits>(x, at + w * stage::tile_bytes, warp * 16, half, lane);
+        tw_fetch_half<kBits>(x, at + w * stage::tile_bytes + warp * 256, 128, half, lane);
         tw_decode_half<kBits>(a[w], x, half, scales[w]);
       }
 #pragma unroll
@@ -200,96 +215,135 @@ TW_DEVICE void tw_few_sums(float (&sums)[kWeights][kRows / 8][4], uint32_t base,
   }
 }
 
-// Many rows: the last group of warps brings what the kGroups others multiply, 64 columns each.
-// `places`: of each row of x, in units of 16 bytes.
-template <int kGroups, int kBits, int kRows, int kSpans, int kStages>
-TW_DEVICE void tw_wide_bring(const tw_operands<kGroups>& of, const int64_t (&tiles)[kGroups],
-                             uint32_t* places, uint32_t base, uint32_t full, int thread) {
-  typedef tw_stage<kGroups, kBits, kRows, 1024> stage;
-  constexpr int together = 8;  // lines that are sent for at once
-  const uint32_t empty = full + 8 * kStages;
-  for (int row = thread; row < of.count; row += 128) {
-    places[row] = (uint32_t)(of.rows[row] / of.share) * (kSpans * TW_SPAN * 2 / 16);
+// Many rows: the last group of warps brings what the others multiply, kTiles tiles with all rows,
+// after `before` spans of other rows: each of its warps brings every fourth tile, 16 threads a row.
+template <int kTiles, int kBits, int kRows, int kSpans, int kStages>
+TW_DEVICE void tw_wide_bring(const tw_operands<kTiles>& of, const int64_t (&tiles)[kTiles], uint32_t base,
+                             uint32_t full, int before, int thread) {
+  typedef tw_stage<kTiles, kBits, kRows, 1024> stage;
+  constexpr int lines = kRows / 8;  // of a thread; rows eight apart lie in the same place of their blocks
+  const int part = thread & 15, first = thread >> 4, left = (of.count - first + 7) >> 3;
+  uint32_t place[lines];  // in units of 16 bytes
+#pragma unroll
+  for (int i = 0; i < lines; ++i) {
+    const int row = i < left ? of.rows[first + 8 * i] / of.share : 0;
+    place[i] = (uint32_t)row * (kSpans * TW_SPAN * 2 / 16) + part;
   }
-  tw_meet<2, 128>();
-  const int part = thread & 15, first = thread >> 4;
+  const int tile = (thread & 31) == 0 ? thread >> 5 : kTiles;
 #pragma unroll 1
   for (int i = 0; i < of.spans; ++i) {
-    const int s = i % kStages, span = of.first + i;
-    const uint32_t at = base + s * stage::num_bytes;
-    if (i >= kStages) tw_wait(empty + 8 * s, (i / kStages - 1) & 1);
-    if (thread == 0) tw_bring_tiles<kGroups, stage>(of, tiles, span, at, full + 8 * s);
-    const unsigned char* from = of.x + span * (TW_SPAN * 2) + part * 16;
-    // Rows eight apart lie in the same place of their blocks.
+    const int span = of.first + i;
+    uint32_t arrived = full;
+    const uint32_t at = tw_begin<kTiles, stage, kStages>(of, tiles, span, before + i, base, arrived, tile, 4);
+    const unsigned char* from = of.x + span * (TW_SPAN * 2);
     const uint32_t to = at + stage::rows_at + tw_row_place(first, part, stage::half_bytes);
-#pragma unroll 1
-    for (int row = first; row < of.count; row += 8 * together) {
-      uint32_t place[together];
 #pragma unroll
-      for (int j = 0; j < together; ++j) place[j] = row + 8 * j < of.count ? places[row + 8 * j] : 0;
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const unsigned char* line = from + (uint64_t)place[j] * 16;
-        if (row + 8 * j < of.count) tw_copy16(to + (row - first + 8 * j) * 128, line);
-      }
+    for (int j = 0; j < lines; ++j) {
+      if (j < left) tw_copy16(to + j * 1024, from + (uint64_t)place[j] * 16);
     }
-    tw_arrive_copied(full + 8 * s);
+    tw_arrive_copied(arrived);
   }
 }
 
-// Sums of so many spans, which are brought after `before` others. Half a span is decoded into one set
-// of registers while the half before, in another, is multiplied.
-template <int kGroups, int kColumns, int kBits, int kRows, int kStages>
-TW_DEVICE void tw_wide_sums(float (&sums)[kColumns / 2], uint32_t base, uint32_t full, int before,
-                            int spans, int part, int warp, int lane) {
-  typedef tw_stage<kGroups, kBits, kRows, 1024> stage;
+// Sums of so many spans, which are brought after `before` others; a group of warps takes kEach times 64
+// rows of tiles: a tile, or where two weights meet, half of a tile of each, whose rows take turns
+// by eight, so that sums that meet are one thread's. With two sets of registers half a span is
+// decoded into one while the half before, in the other, is multiplied.
+template <int kGroups, int kEach, int kMet, int kColumns, int kBits, int kRows, int kStages>
+TW_DEVICE void tw_wide_sums(float (&sums)[kEach][kColumns / 2], uint32_t base, uint32_t full, int before,
+                            int spans, int group, int warp, int lane) {
+  typedef tw_stage<kGroups * kEach, kBits, kRows, 1024> stage;
+  constexpr int sets = kGroups > 2 || kEach > 2 ? 1 : 2, code_step = kMet == 1 ? 128 : stage::tile_bytes;
+  constexpr int scale_step = kMet == 1 ? 32 : stage::tile_bytes;
   const uint32_t empty = full + 8 * kStages;
 #pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) sums[i] = 0.0f;
-  uint32_t a[2][4][4];
+  for (int i = 0; i < kEach * kColumns / 2; ++i) sums[i / (kColumns / 2)][i % (kColumns / 2)] = 0.0f;
+  uint32_t a[sets][4][4], x[kBits / 4][4], tile[kEach];
+  int row[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int unit = group * kEach + i;
+    tile[i] = base + unit / kMet * kMet * stage::tile_bytes;
+    row[i] = kMet == 1 ? warp * 16 : unit % 2 * 32 + warp * 8;
+  }
 #pragma unroll 1
   for (int span = before; span < before + spans; ++span) {
-    const int s = span % kStages;
-    const uint32_t at = base + s * stage::num_bytes, tile = at + part * stage::tile_bytes;
+    const int s = span % kStages, at = s * stage::num_bytes;
     tw_wait(full + 8 * s, (span / kStages) & 1);
     tw_publish();  // rows were stored one by one
-    uint32_t scales[2];
+    uint32_t scales[kEach][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      scales[i] = tw_load4(tile + stage::code_bytes + (warp * 16 + (lane >> 2) + i * 8) * 4);
+    for (int i = 0; i < 2 * kEach; ++i) {
+      const uint32_t first = tile[i / 2] + at + stage::code_bytes + (row[i / 2] + (lane >> 2)) * 4;
+      scales[i / 2][i % 2] = tw_load4(first + i % 2 * scale_step);
     }
+    tw_fetch_half<kBits>(x, tile[0] + at + row[0] * 16, code_step, 0, lane);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t x[kBits / 4][4];
-      tw_fetch_half<kBits>(x, tile, warp * 16, half, lane);
-      tw_decode_half<kBits>(a[half], x, half, scales);
-      const uint64_t rows = tw_tile(at + stage::rows_at + half * stage::half_bytes, 16);
+    for (int i = 0; i < 2 * kEach; ++i) {
+      const int half = i / kEach, each = i % kEach, next = (i + 1) % kEach;
+      tw_decode_half<kBits>(a[i % sets], x, half, scales[each]);
+      const uint64_t rows = tw_tile(base + at + stage::rows_at + half * stage::half_bytes, 16);
       tw_fence_registers();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) tw_wide(sums, a[half][k], tw_tile_at(rows, k * 32));
+      for (int k = 0; k < 4; ++k) tw_wide(sums[each], a[i % sets][k], tw_tile_at(rows, k * 32));
       tw_commit();
-      // What was begun before is done: its registers are free, and after the first half its stage.
-      tw_unfinished<1>(sums);
-      if (half == 0 && span > before) tw_arrive_warp(empty + 8 * ((span - 1) % kStages), lane);
+      if (i + 1 < 2 * kEach) {
+        tw_fetch_half<kBits>(x, tile[next] + at + row[next] * 16, code_step, (i + 1) / kEach, lane);
+      }
+      // What was begun before is done: its registers are free, and after the first one its stage.
+      tw_unfinished<sets - 1>(sums[sets == 1 ? each : (each + kEach - 1) % kEach]);
+      if (i == 0 && span > before && lane == 0) tw_arrive(empty + 8 * ((span - 1) % kStages));
     }
   }
-  tw_unfinished<0>(sums);
-  if (spans > 0) tw_arrive_warp(empty + 8 * ((before + spans - 1) % kStages), lane);
+#pragma unroll
+  for (int each = 0; each < kEach; ++each) tw_unfinished<0>(sums[each]);
+  if (spans > 0 && lane == 0) tw_arrive(empty + 8 * ((before + spans - 1) % kStages));
 }
 
-// Sums of two groups, `part` 0 and 1 of a pair, meet: each gets the other's of half of the columns,
-// by way of shared memory that all are done with.
-template <int kGroups, int kCount>
-TW_DEVICE void tw_exchange(float (&sums)[kCount], float (&met)[kCount / 2], float* between, int group,
-                           int thread) {
-  const int part = group & 1;
-  between += (group >> 1) * (kCount * 128);
-  float* mine = between + (1 - part) * (kCount / 2 * 128) + thread;
-  const float* given = between + part * (kCount / 2 * 128) + thread;
-  tw_meet<1, kGroups * 128>();
+#define TW_EACH(many) _Pragma("unroll") for (int m = 0; m < many; ++m)
+
+// Gives sums to finish(lines, columns, sums of each weight), some at a time so that they do not wait
+// for each other: line_of(i) is the line of results of row i of a block, -1: there is none.
+template <int kWeights, int kBlocks, class Line, class Finish>
+TW_DEVICE void tw_few_finish(const float (&sums)[kWeights][kBlocks][4], int panel, int warp, int lane,
+                             const Line& line_of, const Finish& finish) {
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) mine[i * 128] = part ? sums[i] : sums[i + kCount / 2];
-  tw_meet<1, kGroups * 128>();
+  for (int t = 0; t < kBlocks; ++t) {
+    int line[4], column[4];
+    TW_EACH(4) line[m] = line_of(t * 8 + (lane & 3) * 2 + (m & 1));
+    TW_EACH(4) column[m] = panel * 64 + warp * 16 + (lane >> 2) + (m >> 1) * 8;
+    if constexpr (kWeights == 2) {
+      finish(line, column, sums[0][t], sums[1][t]);
+    } else {
+      finish(line, column, sums[0][t]);
+    }
+  }
+}
+
+// The same of sums of many rows: `units` counts 64 rows of tiles of all groups before this group's.
+template <int kMet, int kEach, int kSums, class Line, class Finish>
+TW_DEVICE void tw_wide_finish(const float (&sums)[kEach][kSums], int units, int warp, int lane,
+                              const Line& line_of, const Finish& finish) {
+  constexpr int blocks = kSums / 4, together = blocks % 3 == 0 ? 3 : blocks % 2 == 0 ? 2 : 1;
+  constexpr int many = together * 4 / kMet, step = 4 / kMet;
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) met[i] = given[i * 128];
+  for (int each = 0; each < kEach; ++each) {
+    const int first = (units + each) * (64 / kMet) + warp * (16 / kMet) + (lane >> 2);
+#pragma unroll
+    for (int block = 0; block < blocks; block += together) {
+      int line[many], column[many];
+      float low[many], high[many];
+      TW_EACH(many) {
+        const int of = block + m / step, i = m % step;
+        line[m] = line_of(of * 8 + (lane & 3) * 2 + (i & 1)), column[m] = first + (i >> 1) * 8;
+        low[m] = sums[each][of * 4 + i];
+        if constexpr (kMet == 2) high[m] = sums[each][of * 4 + 2 + i];
+      }
+      if constexpr (kMet == 2) {
+        finish(line, column, low, high);
+      } else {
+        finish(line, column, low);
+      }
+    }
+  }
 }

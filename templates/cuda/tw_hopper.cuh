@@ -157,6 +157,14 @@ TW_DEVICE uint32_t tw_permute(uint32_t a, uint32_t b, uint32_t which) {
   return found;
 }
 
+// Bits of a where kMask has them, else of b.
+template <uint32_t kMask>
+TW_DEVICE uint32_t tw_choose(uint32_t a, uint32_t b) {
+  uint32_t found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(found) : "r"(a), "r"(b), "n"(kMask));
+  return found;
+}
+
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
   uint32_t both;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.codegen.beside import Order
-from tilewright.codegen.buffers import Lifetime, place
+from tilewright.codegen.buffers import Lifetime, clashing, place
 
 
 @st.composite
@@ -38,7 +38,7 @@ def test_a_buffer_is_taken_again_only_when_all_its_users_are_done(
     for index in range(len(uses)):
         last = max(j for j, names in enumerate(uses) if f"b{index}" in names)
         lives.append(Lifetime(f"b{index}", data.draw(st.integers(1, 500)), index, last))
-    offsets, size = place(lives, Order(uses, {"cache"}).clash)
+    offsets, size = place(lives, clashing(lives, Order(uses, {"cache"}).clash))
     before = _before(uses)
     for a in lives:
         assert 0 <= offsets[a.name] and offsets[a.name] + a.num_bytes <= size
@@ -55,12 +55,12 @@ def test_a_buffer_is_taken_again_only_when_all_its_users_are_done(
 def test_a_chain_shares_as_it_does_in_order() -> None:
     uses = [[f"b{i}", *([f"b{i - 1}"] if i else [])] for i in range(8)]
     lives = [Lifetime(f"b{i}", 640, i, min(i + 1, 7)) for i in range(8)]
-    assert place(lives, Order(uses, ()).clash) == place(lives)
+    assert clashing(lives, Order(uses, ()).clash) == clashing(lives)
 
 
 def test_branches_have_memory_of_their_own() -> None:
     """In the order of launches `b` is done before `c` begins; beside each other it need not be."""
     uses = [["a"], ["a", "b"], ["b", "out"], ["a", "c"], ["c", "end"]]
     lives = [Lifetime("b", 64, 1, 2), Lifetime("c", 64, 3, 4)]
-    assert place(lives)[1] == 64
-    assert place(lives, Order(uses, {"out", "end"}).clash)[1] == 128
+    assert place(lives, clashing(lives))[1] == 64
+    assert place(lives, clashing(lives, Order(uses, {"out", "end"}).clash))[1] == 128

@@ -38,7 +38,7 @@ def quantised(stored: str, group: int) -> Graph:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("stored", "group"), [("fp8_128", 128), ("fp4", 32)])
+@pytest.mark.parametrize(("stored", "group"), [("fp8_128", 128), ("fp4", 32), ("fp4", 128)])
 def test_rows_quantised_in_the_kernel_multiply_as_in_the_reference(
     stored: str, group: int, kernel_cache: Path
 ) -> None:
@@ -54,6 +54,8 @@ def test_rows_quantised_in_the_kernel_multiply_as_in_the_reference(
         np.testing.assert_allclose(y / scale, want / scale, atol=2e-5)
         results.append(y)
     assert all(np.array_equal(y, results[0]) for y in results)
+    integer = kernel.specs[0].numerics.atom == "integer"
+    assert integer == (stored == "fp4" and group % 32 == 0)
 
 
 @pytest.mark.cpu

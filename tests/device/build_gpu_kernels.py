@@ -20,7 +20,9 @@ import torch
 from device.cases_attend import attend_cases
 from device.cases_contract import DeviceCase, contract_cases
 from device.cases_rows import row_cases
+from device.cases_scaled import scaled_cases
 from device.cases_thin import thin_cases
+from device.cases_tiles import tile_cases
 from support.kernel_case import distinct_bodies, make_case
 from support.tiny import CONFIG, tiny_graph
 from tilewright.codegen.arguments import argument_names, int_names, needs_scratch
@@ -102,7 +104,7 @@ def cases_of(target: Any) -> Iterator[DeviceCase]:
             case = None if timing else partial(make_case, specs[0], STEP, seed=7, padded=1)
             yield DeviceCase(model, name, specs, case)
     for found in (*contract_cases(target), *row_cases(target), *attend_cases(target),
-                  *thin_cases(target)):
+                  *thin_cases(target), *scaled_cases(target), *tile_cases(target)):
         if not asked or found.model in asked:
             count = int((asked.get(found.model) or [len(found.specs)])[0])
             yield replace(found, specs=found.specs[:count])

@@ -47,13 +47,14 @@ def contract_cases(target: Any, count: int = 16) -> Iterator[DeviceCase]:
 def _checked() -> dict[str, Graph]:
     found = {
         f"linear {stored} k{k}": linear([(stored, 200), (stored, 200), (stored, 72)], k, gated=True)
-        for stored, k in (("fp8", 384), ("fp8", 2080), ("fp8_128", 2176), ("fp4", 2336),
-                          ("bf16", 2100), ("q4_1", 2080), ("q8_0", 2048))
+        for stored, k in (("fp8", 384), ("fp8", 2080), ("fp8", 2304), ("fp8_128", 2176),
+                          ("fp4", 2336), ("bf16", 2100), ("q4_1", 2080), ("q8_0", 2048))
     }  # fmt: skip
     mixed = [("fp8", 40), ("bf16", 24), ("fp4", 200)]
     found["linear mixed"] = linear(mixed, 2080)
     for stored, k, shared, gated in (
-        ("fp4", 2336, True, True), ("fp4", 160, False, False), ("fp8", 2080, True, False),
+        ("fp4", 2336, True, True), ("fp4", 160, False, False), ("fp4", 256, True, True),
+        ("fp4", 384, False, False), ("fp8", 2080, True, False),
         ("bf16", 96, False, False), ("f32", 96, True, False),
     ):  # fmt: skip
         found[f"experts {stored} k{k}"] = experts(

@@ -87,3 +87,13 @@ def groups(stored: str, *, n: int, k: int, count: int = 3) -> Graph:
     w = b.weight("w", stored_type(stored), n * count, k)
     b.output("y", b.cast(b.op("grouped_linear", x, w), BF16))
     return b.build()
+
+
+def residual(n: int, k: int) -> Graph:
+    """A product of bf16 whose result, rounded, is scaled by columns and added to rows."""
+    b = GraphBuilder("residual")
+    tokens = b.dim("tokens", Role.BATCH, upper=TOKENS)
+    x, rest = b.input("x", BF16, tokens, k), b.input("rest", BF16, tokens, n)
+    scaled = b.cast(b.linear(x, b.weight("w", BF16, n, k)), BF16) * b.weight("scale", F32, n)
+    b.output("y", b.cast(scaled + rest, BF16))
+    return b.build()

@@ -53,7 +53,8 @@ def _main(kernels: Mapping[str, int], parameters: str) -> str:
     passed = []
     for i, parameter in enumerate(parameters.split(", ")):
         kind = parameter.rpartition(" ")[0]
-        passed.append(f"({kind})p[{i}]" if "*" in kind else f"(int)(intptr_t)p[{i}]")
+        text = f"({kind})p[{i}]" if "*" in kind else f"(int)(intptr_t)p[{i}]"
+        passed.append(f"*(const tw_map*)p[{i}]" if kind.endswith("tw_map") else text)
     for kernel, threads in kernels.items():
         lines.append(
             f'extern "C" void run_{kernel}(void** p, const int* grid) {{ '
@@ -74,7 +75,12 @@ def run_part(
     if "PART" not in vars(module):
         threads = {name: launch["num_warps"] * 32}
         module.PART = build_library(module.CUDA, threads, found[1], folder)
-    passed = [*(t.data_ptr() for t in tensors), *ints]
+    passed: list[int] = []
+    for i, tensor in enumerate(tensors):
+        described = i < len(launch.get("descriptors", ()))
+        # A matrix that comes by tiles is followed by its extents and strides.
+        passed += [tensor.data_ptr(), *([0] * 4 if described else [])]
+    passed += ints
     array = (ctypes.c_void_p * len(passed))(*passed)
     getattr(module.PART, f"run_{name}")(array, (ctypes.c_int * 3)(*grid))
 

@@ -15,6 +15,7 @@ from support.weights import RandomWeights
 from tilewright.codegen.arguments import argument_names, int_names
 from tilewright.codegen.body import Body, extract, memory_type
 from tilewright.codegen.flags import Flags
+from tilewright.codegen.pack import PACKINGS, pack_weight
 from tilewright.codegen.pack_gpu import pack_matrix
 from tilewright.codegen.pipeline import lower
 from tilewright.codegen.spec import KernelSpec
@@ -24,6 +25,7 @@ from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.ops.quant import quantise_dequantise
 from tilewright.graph.reference import HONOUR_CASTS, Precision, run_node
 from tilewright.graph.types import BlockFormat, TensorType
+from tilewright.targets.nvidia.hopper_contract import CONTRACT_HOPPER
 
 WIDE = Precision(torch.float64, honour_casts=True)
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
@@ -75,7 +77,7 @@ def make_case(
     for name in argument_names(body):
         type_ = body.type_of(name)
         if isinstance(type_.dtype, BlockFormat) and name in body.weight:
-            found[name] = torch.from_numpy(_packed(drawn.weight[name], weights))
+            found[name] = torch.from_numpy(_packed(drawn.weight[name], weights, spec))
             values[name] = weights.tensors()[name].double()
             continue
         shape = [evaluate(d, dims) for d in type_.shape]
@@ -111,10 +113,12 @@ def _with_stacks(body: Graph) -> Graph:
     return replace(body, weights=tuple(found))
 
 
-def _packed(weight: Weight, weights: RandomWeights) -> Any:
-    """The matrices of a weight, one after the other."""
+def _packed(weight: Weight, weights: RandomWeights, spec: KernelSpec) -> Any:
+    """The matrices of a weight, one after the other, as the kernel reads them."""
     dtype = weight.type.dtype
     assert isinstance(dtype, BlockFormat)
+    if spec.template == CONTRACT_HOPPER.name:
+        return pack_weight(weight, PACKINGS["cuda"].layout(weight.type), weights).data
     parts = [pack_matrix(dtype, weights.unpacked(n, dtype)) for n in weight.expr.tensors]
     return np.concatenate(parts)
 

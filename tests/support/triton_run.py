@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from support.hopper_run import run_part
+from support.tile_run import run_program
 from tilewright.runtime.artifact import evaluate
 from tilewright.targets.registry import resolve
 
@@ -130,10 +131,26 @@ def _described(
     return TensorDescriptor(matrix, list(matrix.shape), [cols, 1], list(box))
 
 
+def _map(
+    arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int], name: str, tensor: str,
+    dtype: str, offset: Any, rows: Any, cols: int, box: tuple[int, int],
+) -> torch.Tensor:  # fmt: skip
+    """The same for a kernel in CUDA: as tw_map of support/hopper has it."""
+    raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
+    size = cols * _DTYPES[dtype].itemsize
+    found = [raw.data_ptr(), evaluate(rows, ints), size, *box, *[0] * 11]
+    return torch.tensor(found, dtype=torch.int64)
+
+
 def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, int]) -> None:
     """Run every launch of a source on tensors by name; `workspace` among them where needed."""
     for launch in module.LAUNCHES:
-        pointers = [_described(arguments, ints, *d) for d in launch.get("descriptors", ())]
+        if "named" in launch:
+            grid = tuple(evaluate(g, ints) for g in launch["grid"])
+            run_program(module, launch, arguments, ints, grid)
+            continue
+        described = _described if "shared" not in launch else _map
+        pointers = [described(arguments, ints, *d) for d in launch.get("descriptors", ())]
         for _, tensor, dtype, offset in launch["pointers"]:
             raw = arguments[tensor].reshape(-1).view(torch.uint8)[evaluate(offset, ints) :]
             size = _DTYPES[dtype].itemsize

@@ -22,9 +22,10 @@ pytestmark = pytest.mark.cpu
 COUNT, SLOTS = 5, 3
 TARGET = resolve("sm90")[0]
 SCHEDULES = {
-    "led": Schedule.of(bm=8, stages=3, blocks=2, wide=0, listed=0),
-    "listed": Schedule.of(bm=16, stages=2, blocks=2, wide=0, listed=1),
-    "wide": Schedule.of(bm=64, stages=4, blocks=1, wide=2, listed=1),
+    "led": Schedule.of(bm=8, stages=3, blocks=2, wide=0, each=1, listed=0),
+    "listed": Schedule.of(bm=16, stages=2, blocks=2, wide=0, each=1, listed=1),
+    "wide": Schedule.of(bm=64, stages=3, blocks=1, wide=4, each=1, listed=1),
+    "two tiles each": Schedule.of(bm=80, stages=2, blocks=1, wide=2, each=2, listed=1),
 }
 
 
@@ -102,7 +103,7 @@ def test_what_other_kernels_take() -> None:
 def test_schedules_follow_the_rows_that_a_matrix_meets() -> None:
     body = only_body(experts("fp4", n=64, k=256, shared=True, gated=True, count=384, slots=6))
     numerics = derive("contract", body.graph, TARGET)
-    for tokens, wide, listed in ((1, 0, 0), (256, 0, 1), (8192, 2, 1)):
+    for tokens, wide, listed in ((1, 0, 0), (256, 0, 1), (8192, 4, 1)):
         first, *rest = CONTRACT_HOPPER.schedules(body.graph, numerics, tokens)
         assert (first.values["wide"], first.values["listed"]) == (wide, listed)
-        assert {s.values["wide"] for s in (first, *rest)} == {0, 2}
+        assert {s.values["wide"] for s in (first, *rest)} == {0, 2, 3, 4}

@@ -25,8 +25,8 @@ from tilewright.targets.registry import resolve
 pytestmark = pytest.mark.cpu
 TARGET = resolve("sm90")[0]
 COMMON = {"bn": 64, "bk": 128, "warps": 4, "row_warps": 4, "listed": 0}
-FEW = {**COMMON, "hopper": 1, "bm": 8, "stages": 3, "blocks": 2, "split": 1}
-WIDE = {**COMMON, "hopper": 2, "bm": 32, "stages": 4, "blocks": 1, "split": 1}
+FEW = {**COMMON, "hopper": 1, "each": 1, "bm": 8, "stages": 3, "blocks": 2, "split": 1}
+WIDE = {**COMMON, "hopper": 2, "each": 2, "bm": 32, "stages": 3, "blocks": 1, "split": 1}
 
 
 def spec_of(graph: Graph, segments: int, schedule: dict[str, int]) -> KernelSpec:
@@ -56,10 +56,10 @@ def bits(spec: KernelSpec, arguments: dict[str, torch.Tensor]) -> list[bytes]:
 GRAPHS = {
     "gated": lambda: linear([("fp8", 72), ("fp8", 72)], 384, gated=True),
     "two sizes": lambda: linear([("fp8", 72), ("fp8", 200)], 384),
-    "fp4": lambda: linear([("fp4", 136)], 384),
+    "one": lambda: linear([("fp8", 136)], 384),
     "groups": lambda: groups("fp8", n=256, k=384, count=2),
 }
-SCHEDULES = (FEW, {**WIDE, "split": 0}, WIDE)
+SCHEDULES = (FEW, {**WIDE, "split": 0}, WIDE, {**WIDE, "each": 1, "blocks": 2})
 
 
 def agree(graph: Graph, schedules: Sequence[dict[str, int]], tokens: int, folder: Path) -> None:

@@ -31,8 +31,16 @@ TOKENS = 48
 Array = NDArray[Any]
 
 
+CODED = "fp4 with coded rows"  # rows of e4m3, whose sums with FP4 are exact
+
+
 def type_of(stored: str) -> Any:
+    stored = "fp4" if stored == CODED else stored
     return element_type(QUANTISED.get(stored, stored))
+
+
+def row_type(stored: str) -> Any:
+    return element_type("fp8_e4m3[g=32,axis=1,scale=ue8m0]") if stored == CODED else BF16
 
 
 def parts(name: str) -> list[str]:
@@ -43,7 +51,7 @@ def experts(stored: str, *, shared: bool, gated: bool = False) -> Graph:
     """One product with chosen experts, or two that meet in a clamped, weighted gate."""
     b = GraphBuilder("experts")
     tokens = b.dim("tokens", Role.BATCH, upper=TOKENS)
-    x = b.input("x", BF16, *((tokens, K) if shared else (tokens, SLOTS, K)))
+    x = b.input("x", row_type(stored), *((tokens, K) if shared else (tokens, SLOTS, K)))
     ids = b.input("ids", I32, tokens, SLOTS)
 
     def product(name: str) -> Value:
@@ -64,7 +72,8 @@ def experts(stored: str, *, shared: bool, gated: bool = False) -> Graph:
 def plain(stored: str, name: str) -> Graph:
     """The product with one expert's matrix."""
     b = GraphBuilder("plain")
-    x = b.input("x", BF16, b.dim("tokens", Role.BATCH, upper=TOKENS * SLOTS), K)
+    tokens = b.dim("tokens", Role.BATCH, upper=TOKENS * SLOTS)
+    x = b.input("x", row_type(stored), tokens, K)
     b.output("y", b.linear(x, b.weight(name, type_of(stored), N, K)))
     return b.build()
 
@@ -72,7 +81,7 @@ def plain(stored: str, name: str) -> Graph:
 @cache
 def compiled(stored: str, shared: bool, gated: bool, folder: Path) -> Contraction:
     graph = experts(stored, shared=shared, gated=gated)
-    return Contraction(graph, TARGET, folder, count=2 if stored == "fp4" and shared else 1)
+    return Contraction(graph, TARGET, folder, count=2 if "fp4" in stored and shared else 1)
 
 
 def bf16(values: NDArray[np.float32]) -> Array:
@@ -80,11 +89,14 @@ def bf16(values: NDArray[np.float32]) -> Array:
     return array
 
 
-def draw(shared: bool, seed: int, tokens: int = TOKENS) -> dict[str, Array]:
+def draw(shared: bool, seed: int, tokens: int = TOKENS, *, coded: bool = False) -> dict[str, Array]:
     r = np.random.default_rng(seed)
     shape = (tokens, K) if shared else (tokens, SLOTS, K)
+    x = r.standard_normal(shape).astype(np.float32)
+    if coded:
+        x = torch.from_numpy(x).to(torch.float8_e4m3fn).float().numpy()
     return {
-        "x": bf16(r.standard_normal(shape).astype(np.float32)),
+        "x": bf16(x),
         "ids": r.integers(0, EXPERTS, (tokens, SLOTS)).astype(np.int32),
         "weights": r.uniform(0.1, 1, (tokens, SLOTS)).astype(np.float32),
     }
@@ -128,13 +140,15 @@ LOADS = {
 
 
 @pytest.mark.parametrize(
-    ("stored", "shared"), [("fp4", True), ("fp4", False), ("fp8", True), ("bf16", False)]
+    ("stored", "shared"),
+    [("fp4", True), ("fp4", False), ("fp8", True), ("bf16", False), (CODED, True), (CODED, False)],
 )
 def test_every_schedule_gives_the_bits_of_plain_products(
     stored: str, shared: bool, kernel_cache: Path
 ) -> None:
     kernel = compiled(stored, shared, False, kernel_cache)
-    inputs = draw(shared, 1)
+    inputs = draw(shared, 1, coded=stored == CODED)
+    assert (kernel.specs[0].numerics.atom == "integer") == (stored == CODED)
     for load, change in LOADS.items():
         given_ids = dict(inputs, ids=change(inputs["ids"]).astype(np.int32))
         want = expected(stored, given_ids, kernel_cache)
@@ -145,14 +159,14 @@ def test_every_schedule_gives_the_bits_of_plain_products(
             assert same(y[~nan], want[~nan]), f"{load}: {spec.schedule}"
 
 
-@pytest.mark.parametrize("stored", ["fp4"])
+@pytest.mark.parametrize("stored", ["fp4", CODED])
 @given(data=st.data())
 @settings(max_examples=10)
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(
     stored: str, kernel_cache: Path, data: st.DataObject
 ) -> None:
     kernel = compiled(stored, True, True, kernel_cache)
-    inputs = draw(True, 2)
+    inputs = draw(True, 2, coded=stored == CODED)
     (whole,) = kernel.run(kernel.specs[0], inputs, {"tokens": TOKENS}).values()
     picks = data.draw(st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=TOKENS))
     spec = data.draw(st.sampled_from(kernel.specs))
@@ -162,10 +176,10 @@ def test_a_token_has_the_same_bits_alone_and_in_any_batch(
     assert same(y, whole[picks])
 
 
-@pytest.mark.parametrize("stored", ["fp4"])
+@pytest.mark.parametrize("stored", ["fp4", CODED])
 def test_two_products_meet_in_one_kernel(stored: str, kernel_cache: Path) -> None:
     kernel = compiled(stored, True, True, kernel_cache)
-    inputs = draw(True, 3)
+    inputs = draw(True, 3, coded=stored == CODED)
     graph = experts(stored, shared=True, gated=True)
     x = (inputs["x"].astype(np.uint32) << 16).view(np.float32)
     want = reference.run(

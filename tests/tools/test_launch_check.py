@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from support.contract_graphs import experts, only_body
 from tilewright.codegen.arguments import argument_names
 from tilewright.codegen.body import Body
 from tilewright.codegen.pack_ascend import pack_coded
 from tilewright.codegen.pack_cpu import Unpacked, pack_panels
 from tilewright.codegen.pack_gpu import pack_matrix
+from tilewright.codegen.pack_woven import weave
 from tilewright.graph import Graph
 from tilewright.graph.ops.quant import quantise_dequantise
 from tilewright.graph.text import parse_graph
@@ -79,12 +81,27 @@ def test_values_of_stacks(text: str, packing: str) -> None:
     pack = {
         "cpu": lambda p: pack_panels(name, codes=p.codes, d=p.d, block=kind.block),
         "gpu": lambda p: pack_matrix(kind, p),
+        "hopper": lambda p: pack_matrix(kind, p),
         "ascend": lambda p: pack_coded(p, kind),
     }[packing]
     packed = np.concatenate([pack(p) for p in parts])
     got = weight_values(graph, "w", packed, packing=packing)
     assert got is not None
     np.testing.assert_array_equal(got, np.stack(values))
+
+
+def test_values_of_woven_stacks() -> None:
+    """Experts that the kernel in CUDA takes, in bodies for SM90 alone."""
+    rng, kind = np.random.default_rng(), format_of(MXFP4)
+    graph = only_body(experts("fp4", n=20, k=128, shared=True, gated=False)).graph
+    parts, values = zip(*(drawn(rng, MXFP4, 20, 128) for _ in range(5)), strict=True)
+    packed = [pack_matrix(kind, p) for p in parts]
+    (weight,) = graph.weights
+    woven = np.concatenate([weave(p, 20, 128) for p in packed])
+    for packing, given in (("hopper", woven), ("gpu", np.concatenate(packed))):
+        got = weight_values(graph, weight.name, given, packing=packing)
+        assert got is not None
+        np.testing.assert_array_equal(got, np.stack(values))
 
 
 def test_rows_with_a_tail_cut_groups_and_padding() -> None:

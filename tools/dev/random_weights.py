@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from tilewright.codegen.pack import WOVEN
 from tilewright.codegen.pack_tiles import matrix_bytes, scales_at
+from tilewright.codegen.pack_woven import CODE_BYTES, SCALE_STEP
 from tilewright.graph.types import BlockFormat, DType, ElementType, element_type
 from tilewright.runtime.artifact import ROW_MAJOR, StateRecord, WeightRecord
 from tilewright.runtime.devices.memory import TYPES
@@ -23,7 +25,7 @@ def fill_weight(record: WeightRecord, memory: torch.Tensor, seed: int) -> None:
     torch.manual_seed(seed)
     format_ = element_type(record.format)
     spread = _log2_root(record.shape[-1]) if len(record.shape) > 1 else 0
-    if record.layout == "blocks16" and isinstance(format_, BlockFormat):
+    if record.layout in ("blocks16", WOVEN) and isinstance(format_, BlockFormat):
         _fill_tiles(record, format_, memory, spread)
     elif isinstance(format_, BlockFormat):
         fill_rows(format_, record.shape[-1], memory, 0)
@@ -54,7 +56,12 @@ def _fill_tiles(
     at = scales_at(name, n, k)
     if name == "fp8_e4m3":
         matrices[:, :at].bitwise_and_(0xFE)  # even codes: none is a NaN
-    matrices[:, at:] = 127 - spread - _CODES_RMS[name]
+    scale = 127 - spread - _CODES_RMS[name]
+    if record.layout == WOVEN:
+        tiles = memory.view(-1, CODE_BYTES * matrices.shape[1] // at)
+        tiles[:, CODE_BYTES:] = scale + SCALE_STEP
+    else:
+        matrices[:, at:] = scale
 
 
 def fill_rows(format_: BlockFormat, width: int, memory: torch.Tensor, spread: int) -> None:

@@ -107,6 +107,9 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   for (int i = 0; i < 4; ++i) found |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
   return found;
 }
+static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
+  return ((uint64_t)high << 32 | low) >> (shift & 31);
+}
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
@@ -318,6 +321,8 @@ TW_DEVICE uint32_t tw_permute(uint32_t a, uint32_t b, uint32_t which) {
   }
   return found;
 }
+template <uint32_t kMask>
+TW_DEVICE uint32_t tw_choose(uint32_t a, uint32_t b) { return (a & kMask) | (b & ~kMask); }
 TW_DEVICE uint32_t tw_times(uint32_t a, uint32_t b) {
   return tw_pack(of_bf16(a & 0xFFFF) * of_bf16(b & 0xFFFF), of_bf16(a >> 16) * of_bf16(b >> 16));
 }
