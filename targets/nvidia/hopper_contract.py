@@ -74,7 +74,7 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     ]
     wide = [
         Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, each=each, listed=1)
-        for groups, each, bm, stages in (_WIDE if meets >= 40 else _WIDE_READ)
+        for groups, each, bm, stages in (_WIDE if meets >= 40 and len(anchors) == 2 else _WIDE_READ)
     ]
     found = few + wide if meets < 8 else wide + few
     return tuple(s for s in found if shared_bytes(body, s) <= SHARED_BYTES)
