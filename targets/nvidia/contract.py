@@ -51,8 +51,8 @@ def _refuses_stack(body: Graph, node: Node, anchors: list[Node]) -> str | None:
 
 
 _LED_ROWS = 256
-# Programs in TileLang lead where rows are so long: on an H200 their pipelines win there, and lose
-# below, where what follows the sums is most of the time.
+# Programs in TileLang lead where rows are so long, or two products of many rows meet: on an H200
+# their pipelines win there, and lose else, where what follows the sums is most of the time.
 _LED_BY_TILELANG = 2048
 _FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 # Rows, columns, values of k of a tile; warps; stages of its loads.
@@ -96,9 +96,9 @@ def contract_schedules(
     early = 3 if rows >= least else 0
     tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
     in_triton = [*streamed[:early], *found[:8], *streamed[early:], *found[8:]]
-    led = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
-    led = led and (rows > 64 or not in_memory)
-    lead = tiles if led else []
+    many, met = rows > 64, len(anchors) > len(sections_of(body, anchors))
+    long = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
+    lead = tiles if (long and (many or not in_memory)) or (met and many) else []
     return tuple(dict.fromkeys([*lead, *in_triton[:8], *tiles, *in_triton[8:]]))
 
 
