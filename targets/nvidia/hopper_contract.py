@@ -74,7 +74,7 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     ]
     wide = [
         Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, each=each, listed=1)
-        for groups, each, bm, stages in (_WIDE if meets >= 40 else _WIDE_READ)
+        for groups, each, bm, stages in (_WIDE if meets >= 40 and len(anchors) == 2 else _WIDE_READ)
     ]
     found = few + wide if meets < 8 else wide + few
     return tuple(s for s in found if shared_bytes(body, s) <= SHARED_BYTES)
@@ -123,7 +123,7 @@ def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
 
     def order(schedule: Schedule) -> tuple[int, ...]:
         """Blocks that take all rows at once, the smallest first; of many rows the largest. Among
-        those of as many rows the chip should take all blocks in few turns."""
+        those of as many rows the core that has most should have few tiles, in few turns."""
         values = schedule.values
         wide, bm = values["hopper"] >= WIDE, values["bm"]
         waste = -(-rows // bm) * (bm + 48)
@@ -132,7 +132,8 @@ def linear_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
         blocks = -(-rows // bm) * -(-panels // tiles) * segments
         each = CORE_BYTES // (linear_bytes(body, anchors, values) + 1024)
         waves = -(-blocks // (MULTIPROCESSORS * (values["blocks"] if wide else each)))
-        return (splits.index(values["split"]), int(wide != (rows > 16)), waste, waves)
+        most = -(-blocks // MULTIPROCESSORS) * tiles if wide else 0
+        return (splits.index(values["split"]), int(wide != (rows > 16)), waste, most, waves)
 
     return tuple(sorted(found, key=order))
 

@@ -110,12 +110,44 @@ FAULTS: Mapping[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
     "blocks_meet_in_gm": ("stream", "race", (("y + t * 256", "y"),)),
 }
 
+SUM = "y[i] = 2.0f * x[i] + w[i];"
+STORE = "ub2gm_align(y + t * 256, y_ub + slot * 256, 1, 1024, 0, 1024, 1024)"
+# What threads, and blocks, do side by side in `stream`; whether that is a race.
+NEIGHBOURS: Mapping[str, tuple[bool, tuple[str, str]]] = {
+    "halves_of_a_word": (
+        False,
+        (SUM, "for (int32_t h = i; h < 512; h += 256) ((__ubuf__ uint16_t*)y)[h] = h;"),
+    ),
+    "several_read": (False, (SUM, "y[i] = 2.0f * x[i] + w[0] + w[i & 7];")),
+    "own_place_again": (
+        False,
+        (SUM, "{ y[i] = x[i]; x[i] = y[i] + w[i]; y[i] = x[i] + x[i]; }"),
+    ),
+    "two_write": (True, (SUM, "y[i & ~1] = 2.0f * x[i] + w[i];")),
+    "several_read_one_writes": (True, (SUM, "{ y[i] = x[3] + w[i]; if (i == 77) x[3] = 0.0f; }")),
+    "one_reads_one_writes": (True, (SUM, "{ y[i] = w[i]; if (i < 128) x[i] = w[i] + x[i + 1]; }")),
+    "half_of_what_another_writes": (
+        True,
+        (SUM, "{ y[i] = x[i] + w[i]; ((__ubuf__ uint16_t*)y)[2 * i ^ 3] = 0; }"),
+    ),
+    "stores_abut": (
+        False,
+        (STORE, "ub2gm_align(y + t * 250, y_ub + slot * 256, 1, 1000, 0, 1000, 1000)"),
+    ),
+    "stores_overlap_by_one": (
+        True,
+        (STORE, "ub2gm_align(y + t * 255, y_ub + slot * 256, 1, 1024, 0, 1024, 1024)"),
+    ),
+}
+
 
 @pytest.fixture(scope="module")
 def variants(kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Variants:
     texts = dict(TEXTS)
     for name, (kernel, _, edits) in FAULTS.items():
         texts[f"{kernel}:{name}"] = edited(kernel, *edits)
+    for name, (_, edit) in NEIGHBOURS.items():
+        texts[f"stream:{name}"] = edited("stream", edit)
     return Variants(texts, kernel_cache, tmp_path_factory.mktemp("variants"))
 
 
@@ -142,6 +174,20 @@ def run_fault(variants: Variants, fault: str, *, adversarial: bool) -> str:
     kernel = FAULTS[fault][0]
     c = case(kernel, np.random.default_rng())
     return variants.run(f"{kernel}:{fault}", c, adversarial=adversarial)
+
+
+@pytest.mark.parametrize("adversarial", [False, True])
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_neighbours_race_only_where_they_meet(
+    variants: Variants, name: str, adversarial: bool
+) -> None:
+    """Twice, a clean launch between: nothing is left of an earlier launch."""
+    said = [
+        variants.run(kernel, case("stream", np.random.default_rng()), adversarial=adversarial)
+        for kernel in (f"stream:{name}", "stream", f"stream:{name}")
+    ]
+    assert said[1] == "" and said[0] == said[2]
+    assert said[0].startswith("race: ") if NEIGHBOURS[name][0] else said[0] == ""
 
 
 def test_full_text_of_reports(variants: Variants, golden: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from collections.abc import Callable
@@ -67,6 +68,24 @@ def test_the_tuner_meets_both_languages(name: str) -> None:
             assert len({s.numerics for s in tried}) == 1
 
 
+def test_programs_lead_where_they_were_faster() -> None:
+    """From k 2,048 on, and where two products of many rows meet; on SM100, where nobody has
+    measured, for many rows alone. Tiles are those that a chip's cores are done with first."""
+    leads = {
+        (name, target, rows): specs(name, target, rows)[0].schedule.values
+        for name in GRAPHS for target in TARGETS for rows in (1, 64, 4096)
+    }  # fmt: skip
+    led = {key for key, values in leads.items() if "tilelang" in values}
+    assert led == {
+        *(("square", "sm90", rows) for rows in (1, 64, 4096)),
+        *(("segments", "sm90", rows) for rows in (1, 64, 4096)),
+        *((name, "sm100", 4096) for name in ("square", "segments", "pair")),
+        ("pair", "sm90", 4096),
+    }
+    tiles = [(v["bm"], v["bn"]) for v in (leads["square", "sm90", r] for r in (1, 64, 4096))]
+    assert tiles == [(8, 64), (64, 32), (128, 256)]
+
+
 def test_what_a_program_cannot_express_keeps_to_triton() -> None:
     def reason(graph: Graph) -> str | None:
         body = only_body(graph).graph
@@ -79,6 +98,16 @@ def test_what_a_program_cannot_express_keeps_to_triton() -> None:
     assert reason(linear([("bf16", 64)], 100)) == "k = 100: rows are no multiple of 16 bytes"
     routed = experts("bf16", n=64, k=256, shared=True, gated=False)
     assert reason(routed) == "rows meet more than one matrix"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_program_is_python(name: str, target: str) -> None:
+    for rows in (1, 64, 512, 4096):
+        for spec in programs(name, target, rows):
+            found = re.search(r"TILELANG = r'''(.*?)'''", source_of(spec, target).text, re.DOTALL)
+            assert found is not None
+            ast.parse(found[1])
 
 
 def test_text_is_scanned() -> None:

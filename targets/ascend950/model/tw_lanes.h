@@ -140,7 +140,8 @@ inline LaneAccess* seated() {
   return seat.thread == self ? seat.access : nullptr;
 }
 #else
-inline void sit_down(LaneAccess&) {}
-inline LaneAccess* seated() { return nullptr; }
+inline thread_local LaneAccess* own_access = nullptr;
+inline void sit_down(LaneAccess& access) { own_access = &access; }
+inline LaneAccess* seated() { return own_access; }
 #endif
 }  // namespace tw
