@@ -35,7 +35,7 @@ from tilewright.codegen.plan import (
 )
 from tilewright.codegen.source import SUFFIXES, KernelSource
 from tilewright.codegen.spec import KernelSpec
-from tilewright.codegen.spills import avoiding, spilling
+from tilewright.codegen.spills import avoiding, lacking, spilling
 from tilewright.codegen.staging import MANIFEST, refuse_foreign, staging
 from tilewright.codegen.target import PrintsSources, Target, Toolchain
 from tilewright.codegen.weight_plan import planned_weights
@@ -175,7 +175,8 @@ def _build_kernels(
     templates = {t.name: t for t in job.target.kernels}
     refused, num_compiled = set[str](), 0
     while True:
-        plans = plan_groups(graph, job.target, job.config, avoiding(job.choose, refused))
+        choose = avoiding(job.choose, refused, lacking(job.toolchain))
+        plans = plan_groups(graph, job.target, job.config, choose)
         specs = distinct_specs(plans)
         sources = [emit(spec, templates[spec.template]) for spec in specs]
         built = cache.build(sources, jobs=job.jobs, progress=progress)

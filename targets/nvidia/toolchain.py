@@ -24,6 +24,7 @@ from typing import Any
 from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
 from tilewright.codegen.expr import prelude
 from tilewright.codegen.flags import Flags
+from tilewright.codegen.spec import Schedule
 from tilewright.codegen.target import Target
 from tilewright.codegen.work_folder import work_folder
 from tilewright.graph.errors import TargetError
@@ -188,6 +189,10 @@ class NvidiaToolchain:
 
     def _cuda(self, source: Path) -> Mapping[str, Any]:
         return build_cuda(self.nvcc, source, self.capability)
+
+    def lacks(self, schedule: Schedule) -> bool:
+        """Whether a schedule's program cannot be built here: what TileLang prints wants nvcc."""
+        return bool(schedule.values.get("tilelang")) and self._nvcc is None
 
     @cached_property
     def _nvcc(self) -> str | None:

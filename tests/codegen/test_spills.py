@@ -17,6 +17,7 @@ from tilewright.codegen.pack import WeightSource
 from tilewright.codegen.pipeline import lower
 from tilewright.codegen.plan import Bucket, Candidate, first_candidate, plan_groups
 from tilewright.codegen.select import Choice
+from tilewright.codegen.spec import Schedule
 from tilewright.codegen.spills import avoiding
 from tilewright.runtime.artifact import ModelRecord
 from tilewright.targets.nvidia.build import kept_report, read_report
@@ -100,9 +101,27 @@ def test_what_was_measured_on_the_chip_is_kept() -> None:
     def measured(body: Body, choice: Choice, bucket: Bucket) -> Candidate:
         return replace(base(body, choice, bucket), measured=True)
 
+    def nothing(schedule: Schedule) -> bool:
+        return False
+
     for choose, kept in ((measured, True), (base, False)):
-        plans = plan_groups(graph, TARGET, BF16, avoiding(choose, chosen))
+        plans = plan_groups(graph, TARGET, BF16, avoiding(choose, chosen, nothing))
         assert ({s.symbol for s in distinct_specs(plans)} == chosen) is kept
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_what_cannot_be_built_here_is_not_chosen(is_measured: bool) -> None:
+    graph = lower(tiny_graph("bf16", settings=BF16), Flags()).graph
+    base = first_candidate(TARGET)
+
+    def choose(body: Body, choice: Choice, bucket: Bucket) -> Candidate:
+        return replace(base(body, choice, bucket), measured=is_measured)
+
+    first = {s.schedule for s in distinct_specs(plan_groups(graph, TARGET, BF16, base))}
+    lacked = next(s for s in first if "bm" in s.values)
+    plans = plan_groups(graph, TARGET, BF16, avoiding(choose, (), lambda s: s == lacked))
+    found = {s.schedule for s in distinct_specs(plans)}
+    assert lacked not in found and first - {lacked} <= found
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
