@@ -71,8 +71,8 @@ def pack_tiles(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
     n, k = codes.shape
     panels, count = -(-n // TILE_ROWS), spans(k)
     largest = (1 << (TILE_BITS[name] - 1)) - 1
-    empty = ~(codes & largest).reshape(n, -1, GROUP).any(-1)
-    groups = np.where(empty, np.uint8(_ONE), groups)
+    filled = (codes & largest).reshape(n, -1, GROUP).any(-1)
+    groups = np.where(_of_blocks(filled, block), groups, np.uint8(_ONE))
     _check_range(name, groups)
     padded = np.pad(codes, ((0, -n % TILE_ROWS), (0, -k % SPAN)))
     tiles: Array = padded.reshape(panels, TILE_ROWS, count, -1, PART)
@@ -141,6 +141,18 @@ def _spread(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
             f"want uint8 {list(want)} for blocks of {rows}x{cols}"
         )
     return d.repeat(rows, 0)[:n].repeat(cols // GROUP, 1)[:, : k // GROUP]
+
+
+def _of_blocks(filled: NDArray[np.bool_], block: tuple[int, int]) -> NDArray[np.bool_]:
+    """Say of each row and group whether its block holds anything: kernels read the scale of one row
+    for all of them."""
+    rows, groups = block[0], block[1] // GROUP
+    n, k = filled.shape
+    if not n or not k:
+        return filled
+    found = np.logical_or.reduceat(filled, range(0, n, rows), 0)
+    found = np.logical_or.reduceat(found, range(0, k, groups), 1)
+    return found.repeat(rows, 0)[:n].repeat(groups, 1)[:, :k]
 
 
 def _check_range(name: str, groups: Bytes) -> None:

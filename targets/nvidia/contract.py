@@ -102,7 +102,7 @@ def contract_schedules(
     return tuple(dict.fromkeys([*lead, *in_triton[:8], *tiles, *in_triton[8:]]))
 
 
-_FEW_SCALED = 32  # rows of which most of a block would be empty
+_FEW_SCALED = 64  # rows of which half of a block would be empty
 # Rows, columns of a tile; stages. Two groups of warps share the rows, or the columns.
 _STREAMS = ((128, 128, 6), (64, 256, 5), (128, 128, 4), (64, 256, 3))
 

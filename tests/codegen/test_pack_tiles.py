@@ -57,6 +57,30 @@ def test_packing_is_inverted(stored: str, n: int, k: int) -> None:
     np.testing.assert_array_equal(float_values(found, by_group), float_values(raw, dtype))
 
 
+@given(
+    stored=st.sampled_from(["fp8", "fp8_128"]), n=st.integers(1, 150), k=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_rows_of_a_block_share_its_scale_unless_all_are_zeros(
+    stored: str, n: int, k: int, seed: int
+) -> None:
+    """Kernels read the scale of one row for its whole block: rows of zeros keep it."""
+    dtype, k = format_of(stored), 32 * k
+    rng = np.random.default_rng(seed)
+    raw = draw_floats(rng, dtype, (n, k))
+    assert raw.codes is not None and raw.d is not None
+    raw.codes[rng.random(n) < 0.5] = 0
+    packed = pack_tiles(dtype.name, raw, dtype.block)
+    found = unpack_tiles(dtype.name, packed, n, k, dtype.block).d
+    assert found is not None
+    rows, columns = dtype.block
+    for i in range(0, n, rows):
+        for j in range(0, k, columns):
+            is_empty = not (raw.codes[i : i + rows, j : j + columns] & 127).any()
+            wanted = 127 if is_empty else raw.d[i // rows, j // columns]
+            assert (found[i : i + rows, j // 32 : (j + columns) // 32] == wanted).all()
+
+
 _DECODE = """
 import triton
 import triton.language as tl
