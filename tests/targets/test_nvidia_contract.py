@@ -106,7 +106,8 @@ def in_triton(name: str, rows: int) -> list[KernelSpec]:
 def test_many_rows_come_by_the_copy_engine_where_tiles_fit() -> None:
     for name, rows, wanted in (
         ("fp8 128", 4096, 3), ("fp8 128", 64, 1), ("fp8 128", 65, 3), ("fp8 128", 1, 2),
-        ("bf16 wide", 4096, 1), ("bf16", 4096, 0), ("experts", 4096, 0), ("groups", 4096, 0), ("fp8", 1, 0),
+        ("bf16 wide", 4096, 1), ("bf16", 4096, 0), ("experts", 4096, 0), ("groups", 4096, 0),
+        ("fp8", 1, 0),
     ):  # fmt: skip
         first, *rest = in_triton(name, rows)
         assert first.schedule.values.get("stream", 0) == wanted, (name, rows)
