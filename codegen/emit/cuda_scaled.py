@@ -130,7 +130,7 @@ def _units(spec: KernelSpec, anchors: Sequence[Node]) -> list[Mapping[str, Any]]
             stop = start + -(-n // (HALF * 2 // len(met)))
             results = [v for _, v in body.outputs if v in {m.name for m in nodes}]
             rounds = (
-                _rounds(met, "parts", "f32", [f"pair[e] = acc_{met[0].name};"])
+                _rounds(met, "parts", "f32", [f"pair[e] = acc_{met[0].name}[0];"])
                 if split
                 else [r for v in results for r in _results(body, nodes, met, v)]
             )
@@ -171,12 +171,12 @@ def _results(
 ) -> list[Mapping[str, Any]]:
     """The rounds of one result of an epilogue."""
     n = constant(met[0].type.shape[-1])
-    place, lines = f"{value}[row * {n} + col] = ", []
-    stores = tuple(f"{v}[row * {n} + col] = " for _, v in body.outputs)
+    kept, lines = "TW_EACH(many) if (here[m]) {}[row[m] * " + f"{n} + col[m]] = ", []
+    place, stores = kept.format(value), tuple(kept.format(v) for _, v in body.outputs)
     for text in epilogue(body, nodes, met, ("col",), "row"):
         line = text.replace("tw_round_bf16(", "tw_rounded(")  # one instruction in place of ten
         if line.startswith(place):
-            lines.append(f"pair[e] = {line[len(place) :]}")
+            lines.append(f"TW_EACH(many) pair[e] = {line[len(place) :]}")
         elif not line.startswith(stores):
             lines.append(line)
     return _rounds(met, value, body.type_of(value).dtype.name, lines)

@@ -292,15 +292,13 @@ TW_DEVICE void tw_wide_sums(float (&sums)[kEach][kColumns / 2], uint32_t base, u
       }
       // What was begun before is done: its registers are free, and after the first one its stage.
       tw_unfinished<sets - 1>(sums[sets == 1 ? each : (each + kEach - 1) % kEach]);
-      if (i == 0 && span > before && lane == 0) tw_arrive(empty + 8 * ((span - 1) % kStages));
+      if (i == 0 && span > before) tw_arrive_after_products(empty + 8 * ((span - 1) % kStages), lane);
     }
   }
 #pragma unroll
   for (int each = 0; each < kEach; ++each) tw_unfinished<0>(sums[each]);
-  if (spans > 0 && lane == 0) tw_arrive(empty + 8 * ((before + spans - 1) % kStages));
+  if (spans > 0) tw_arrive_after_products(empty + 8 * ((before + spans - 1) % kStages), lane);
 }
-
-#define TW_EACH(many) _Pragma("unroll") for (int m = 0; m < many; ++m)
 
 // Gives sums to finish(lines, columns, sums of each weight), some at a time so that they do not wait
 // for each other: line_of(i) is the line of results of row i of a block, -1: there is none.

@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #define TW_DEVICE static __device__ __forceinline__
+#define TW_EACH(many) _Pragma("unroll") for (int m = 0; m < many; ++m)
 
 TW_DEVICE uint32_t tw_shared(const void* pointer) {
   return (uint32_t)__cvta_generic_to_shared(pointer);
@@ -42,10 +43,15 @@ TW_DEVICE void tw_arrive(uint32_t barrier) {
 #ifdef TW_EVERY_LANE_ARRIVES
 #define TW_ARRIVALS 32
 TW_DEVICE void tw_arrive_warp(uint32_t barrier, int) { tw_arrive(barrier); }
+TW_DEVICE void tw_arrive_after_products(uint32_t barrier, int) { tw_arrive(barrier); }
 #else
 #define TW_ARRIVALS 1
 TW_DEVICE void tw_arrive_warp(uint32_t barrier, int lane) {
   __syncwarp();
+  if (lane == 0) tw_arrive(barrier);
+}
+// Waiting for matrix products has brought the warp together.
+TW_DEVICE void tw_arrive_after_products(uint32_t barrier, int lane) {
   if (lane == 0) tw_arrive(barrier);
 }
 #endif

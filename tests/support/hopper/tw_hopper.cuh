@@ -15,6 +15,7 @@
 #include <vector>
 
 #define TW_DEVICE static inline
+#define TW_EACH(many) for (int m = 0; m < many; ++m)
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -187,6 +188,9 @@ TW_DEVICE void tw_wait(uint32_t barrier, uint32_t parity) {
 #define TW_ARRIVALS 1
 TW_DEVICE void tw_arrive_warp(uint32_t barrier, int lane) {
   __syncwarp();
+  if (lane == 0) tw_arrive(barrier);
+}
+TW_DEVICE void tw_arrive_after_products(uint32_t barrier, int lane) {
   if (lane == 0) tw_arrive(barrier);
 }
 template <int kName, int kThreads>
