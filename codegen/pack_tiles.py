@@ -71,7 +71,7 @@ def pack_tiles(name: str, found: Unpacked, block: tuple[int, int]) -> Bytes:
     n, k = codes.shape
     panels, count = -(-n // TILE_ROWS), spans(k)
     largest = (1 << (TILE_BITS[name] - 1)) - 1
-    filled = (codes & largest).reshape(n, -1, GROUP).any(-1)
+    filled = np.asarray((codes & largest).reshape(n, -1, GROUP).any(-1))
     groups = np.where(_of_blocks(filled, block), groups, np.uint8(_ONE))
     _check_range(name, groups)
     padded = np.pad(codes, ((0, -n % TILE_ROWS), (0, -k % SPAN)))
