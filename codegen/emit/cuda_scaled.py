@@ -170,15 +170,11 @@ def _results(
     body: Graph, nodes: Sequence[Node], met: Sequence[Node], value: str
 ) -> list[Mapping[str, Any]]:
     """The rounds of one result of an epilogue."""
-    n = constant(met[0].type.shape[-1])
-    kept, lines = "TW_EACH(many) if (here[m]) {}[row[m] * " + f"{n} + col[m]] = ", []
-    place, stores = kept.format(value), tuple(kept.format(v) for _, v in body.outputs)
-    for text in epilogue(body, nodes, met, ("col",), "row"):
-        line = text.replace("tw_round_bf16(", "tw_rounded(")  # one instruction in place of ten
-        if line.startswith(place):
-            lines.append(f"TW_EACH(many) pair[e] = {line[len(place) :]}")
-        elif not line.startswith(stores):
-            lines.append(line)
+    lines = epilogue(
+        body, nodes, met, ("col",), "row", lambda name: "pair[e]" if name == value else None
+    )
+    # One instruction in place of ten.
+    lines = [line.replace("tw_round_bf16(", "tw_rounded(") for line in lines]
     return _rounds(met, value, body.type_of(value).dtype.name, lines)
 
 

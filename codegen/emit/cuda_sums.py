@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.codegen.emit.cpp import element_offset
 from tilewright.codegen.emit.shapes import constant
@@ -43,12 +43,15 @@ def block_warps(wide: int) -> int:
 
 
 def epilogue(
-    body: Graph, nodes: Sequence[Node], anchors: Sequence[Node], index: tuple[str, ...], row: str
-) -> list[str]:
-    """Elementwise nodes on `many` sums `acc_<name>`, and the stores of what leaves the kernel at
-    `row` and `col` where `here` says so; `index` and `row` are where operands of a token lie."""
+    body: Graph, nodes: Sequence[Node], anchors: Sequence[Node], index: tuple[str, ...], row: str,
+    place: Callable[[str], str | None] | None = None,
+) -> list[str]:  # fmt: skip
+    """Elementwise nodes on `many` sums `acc_<name>`, and the stores of what leaves the kernel: of
+    each output to its `place`, if it has one, else at `row` and `col` where `here` says so. `index`
+    and `row` are where operands of a token lie."""
     index, row = tuple(f"{i}[m]" for i in index), f"{row}[m]"
     rows, n = anchors[0].type.shape[0], constant(anchors[0].type.shape[-1])
+    place = place or (lambda name: f"if (here[m]) {name}[row[m] * {n} + col[m]]")
     known = {a.name: f"acc_{a.name}[m]" for a in anchors}
     outputs, lines = {value for _, value in body.outputs}, []
     for node in nodes:
@@ -68,10 +71,9 @@ def epilogue(
             text = print_scalar(definition.scalar(node.attr, *map(Var, given)), given, "cuda")
             known[node.name] = f"t_{node.name}[m]"
             lines += [f"float t_{node.name}[many];", f"TW_EACH(many) t_{node.name}[m] = {text};"]
-        if node.name in outputs:
+        if node.name in outputs and (to := place(node.name)):
             stored = _STORES[node.type.dtype.name].format(known[node.name])
-            place = f"{node.name}[row[m] * {n} + col[m]]"
-            lines.append(f"TW_EACH(many) if (here[m]) {place} = {stored};")
+            lines.append(f"TW_EACH(many) {to} = {stored};")
     return lines
 
 
