@@ -146,11 +146,9 @@ def build_in_cuda(
     path: Path, module: Any, launch: Mapping[str, Any], capability: int
 ) -> tuple[str, dict[str, Any]]:
     """The same of the kernel that a source has in CUDA."""
-    from tilewright.targets.nvidia.build_cuda import build_image, find_nvcc
+    from tilewright.targets.nvidia.build_cuda import build_image, needed_nvcc
 
-    name, nvcc = launch["kernel"], find_nvcc()
-    if nvcc is None:
-        raise ValueError("nvcc not found; install CUDA's toolkit 12.4 or later")
+    name, nvcc = launch["kernel"], needed_nvcc()
     source = path.with_name(f"{path.stem}.{name}.cu")
     source.write_text(module.CUDA)
     cubin, (used,) = build_image(nvcc, source, capability)
@@ -164,12 +162,10 @@ def build_in_tilelang(
     path: Path, module: Any, launch: Mapping[str, Any], capability: int
 ) -> tuple[str, dict[str, Any]]:
     """The same of the kernel that a source has in TileLang."""
-    from tilewright.targets.nvidia.build_cuda import build_image, find_nvcc
+    from tilewright.targets.nvidia.build_cuda import build_image, needed_nvcc
     from tilewright.targets.nvidia.build_tilelang import check_maps, include_folders
 
-    name, nvcc = launch["kernel"], find_nvcc()
-    if nvcc is None:
-        raise ValueError("nvcc not found; install CUDA's toolkit 12.4 or later")
+    name, nvcc = launch["kernel"], needed_nvcc()
     printed = printed_program(path, module, launch, capability)
     check_maps(f"{path.stem}.{name}", launch, printed.boxes)
     source = path.with_name(f"{path.stem}.{name}.cu")

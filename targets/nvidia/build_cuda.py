@@ -28,6 +28,13 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
 
 
+def needed_nvcc() -> str:
+    """Return CUDA's compiler; raises TargetError where there is none."""
+    if (nvcc := find_nvcc()) is None:
+        raise TargetError("nvcc not found; install CUDA's toolkit 12.4 or later")
+    return nvcc
+
+
 def nvcc_version(nvcc: str | None) -> str:
     """Return the release of the compiler for keys of caches, or that there is none."""
     if nvcc is None:

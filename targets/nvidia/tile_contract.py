@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
 from tilewright.codegen.emit.tilelang import (
     BOX,
     SUM_COLUMNS,
@@ -22,7 +23,7 @@ from tilewright.codegen.numerics import segment_length
 from tilewright.codegen.spec import Numerics, Schedule
 from tilewright.graph import Graph, Node
 
-SHARED_BYTES = 226 << 10  # of a block, beside its barriers
+TILE_BYTES = SHARED_BYTES - (1 << 10)  # of a block, beside its barriers
 SUMS = 128  # of a thread that multiplies: more leave no registers for its products
 
 
@@ -126,7 +127,7 @@ def _fits(
     segment; sums of segments that a block adds need as many registers again."""
     split, form, cut = bool(values["split"]), values["tilelang"], numerics.segments > 1
     met = met_weights(body, anchors, split=split)
-    if not met or shared_bytes(values, met) > SHARED_BYTES:
+    if not met or shared_bytes(values, met) > TILE_BYTES:
         return False
     if form >= TENSOR_MEMORY:
         across = values["bm"] if form == TENSOR_MEMORY_TURNED else values["bn"]

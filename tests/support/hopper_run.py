@@ -39,10 +39,14 @@ def build_library(
             (folder / name).write_text(support)
     (folder / "kernel.cu").write_text(text)
     (folder / "main.cpp").write_text(_main(kernels, parameters))
-    library = folder / "kernel.so"
+    return build_threads(folder / "main.cpp", folder)
+
+
+def build_threads(source: Path, folder: Path) -> ctypes.CDLL:
+    """Build a source whose threads of a block are the machine's."""
+    library = source.with_suffix(".so")
     command = ["g++", "-std=c++20", "-O1", "-pthread", "-w", "-ffp-contract=off", "-shared",
-               "-fPIC", f"-I{HERE}", f"-I{folder}", str(folder / "main.cpp"), "-o",
-               str(library)]  # fmt: skip
+               "-fPIC", f"-I{HERE}", f"-I{folder}", str(source), "-o", str(library)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]
     return ctypes.CDLL(str(library))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from support.hopper_run import build_threads
 from tilewright.codegen.expr import prelude
 from tilewright.runtime.artifact import evaluate
 from tilewright.targets.registry import resolve
@@ -85,10 +85,4 @@ def _build(text: str, threads: int, kernel: str, folder: Path) -> tuple[ctypes.C
     (folder / "tw_math.cuh").write_text(prelude("cuda"))
     lines = ['#include "tile.cuh"', '#include "tw_math.cuh"', code, main]
     (folder / "printed.cpp").write_text("\n".join(lines))
-    library = folder / "printed.so"
-    command = ["g++", "-std=c++20", "-O1", "-pthread", "-w", "-ffp-contract=off", "-shared",
-               "-fPIC", f"-I{HERE}", f"-I{folder}", str(folder / "printed.cpp"), "-o",
-               str(library)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:2000]
-    return ctypes.CDLL(str(library)), names
+    return build_threads(folder / "printed.cpp", folder), names

@@ -15,7 +15,11 @@ import numpy as np
 import torch
 
 from support.hopper_run import run_part
+from support.kernel_case import Case
 from support.tile_run import run_program
+from tilewright.codegen.emit.registry import emit
+from tilewright.codegen.spec import KernelSpec
+from tilewright.codegen.target import KernelTemplate
 from tilewright.runtime.artifact import evaluate
 from tilewright.targets.registry import resolve
 
@@ -160,3 +164,15 @@ def run(module: Any, arguments: Mapping[str, torch.Tensor], ints: Mapping[str, i
             run_part(module, launch, pointers, [ints[n] for n in launch["ints"]], grid)
         elif all(grid):
             launch["kernel"][grid](*pointers, *(ints[n] for n in launch["ints"]))
+
+
+def run_spec(
+    spec: KernelSpec, template: KernelTemplate, case: Case, folder: Path
+) -> dict[str, torch.Tensor]:
+    """Emit and run a kernel; outputs and workspace are poisoned."""
+    module = load(emit(spec, template).text, spec.symbol, folder)
+    arguments = case.fresh()
+    need = template.scratch_bytes(spec.body, spec.numerics, spec.schedule, case.dims)
+    arguments["workspace"] = torch.full((max(need, 1),), 255, dtype=torch.uint8)
+    run(module, arguments, case.dims)
+    return arguments

@@ -14,7 +14,6 @@ import torch
 from support import triton_run
 from support.contract_graphs import linear, only_body, residual
 from support.kernel_case import Case, errors, make_case
-from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.emit.tilelang import TURNED, UPRIGHT
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec, Schedule
@@ -45,13 +44,7 @@ def spec_of(graph: Graph, segments: int, schedule: dict[str, int]) -> KernelSpec
 
 
 def run(spec: KernelSpec, case: Case, folder: Path) -> dict[str, torch.Tensor]:
-    """Outputs and workspace are poisoned."""
-    module = triton_run.load(emit(spec, LINEAR).text, spec.symbol, folder)
-    arguments = case.fresh()
-    need = LINEAR.scratch_bytes(spec.body, spec.numerics, spec.schedule, case.dims)
-    arguments["workspace"] = torch.full((max(need, 1),), 255, dtype=torch.uint8)
-    triton_run.run(module, arguments, case.dims)
-    return arguments
+    return triton_run.run_spec(spec, LINEAR, case, folder)
 
 
 def agree(

@@ -37,15 +37,8 @@ def spec_of(graph: Graph, segments: int, schedule: dict[str, int]) -> KernelSpec
 
 
 def run(spec: KernelSpec, case: Case, folder: Path) -> dict[str, torch.Tensor]:
-    """Outputs and workspace are poisoned."""
-    source = emit(spec, LINEAR).text
-    assert 'CUDA = r"""' in source
-    module = triton_run.load(source, spec.symbol, folder)
-    arguments = case.fresh()
-    need = LINEAR.scratch_bytes(spec.body, spec.numerics, spec.schedule, case.dims)
-    arguments["workspace"] = torch.full((need,), 255, dtype=torch.uint8)
-    triton_run.run(module, arguments, case.dims)
-    return arguments
+    assert 'CUDA = r"""' in emit(spec, LINEAR).text
+    return triton_run.run_spec(spec, LINEAR, case, folder)
 
 
 def bits(spec: KernelSpec, arguments: dict[str, torch.Tensor]) -> list[bytes]:

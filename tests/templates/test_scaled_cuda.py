@@ -36,15 +36,8 @@ def spec_of(graph: Graph, *, segments: int = 1, split: int = 0, cores: int = 2) 
 
 
 def run(spec: KernelSpec, case: Case, folder: Path) -> dict[str, torch.Tensor]:
-    """Outputs and workspace are poisoned."""
-    source = emit(spec, LINEAR).text
-    assert "tw_scaled.cuh" in source
-    module = triton_run.load(source, spec.symbol, folder)
-    arguments = case.fresh()
-    need = LINEAR.scratch_bytes(spec.body, spec.numerics, spec.schedule, case.dims)
-    arguments["workspace"] = torch.full((need,), 255, dtype=torch.uint8)
-    triton_run.run(module, arguments, case.dims)
-    return arguments
+    assert "tw_scaled.cuh" in emit(spec, LINEAR).text
+    return triton_run.run_spec(spec, LINEAR, case, folder)
 
 
 def agrees(spec: KernelSpec, tokens: int, folder: Path) -> dict[str, torch.Tensor]:

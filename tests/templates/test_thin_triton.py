@@ -12,7 +12,6 @@ import torch
 from support import triton_run
 from support.contract_graphs import linear, only_body
 from support.kernel_case import Case, errors, make_case
-from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.numerics import derive, segment_length
 from tilewright.codegen.select import select
 from tilewright.codegen.spec import KernelSpec
@@ -31,12 +30,7 @@ def specs(n: int, k: int) -> list[KernelSpec]:
 
 
 def run(spec: KernelSpec, case: Case, folder: Path) -> dict[str, torch.Tensor]:
-    module = triton_run.load(emit(spec, THIN).text, spec.symbol, folder)
-    arguments = case.fresh()
-    need = THIN.scratch_bytes(spec.body, spec.numerics, spec.schedule, case.dims)
-    arguments["workspace"] = torch.full((need,), 255, dtype=torch.uint8)
-    triton_run.run(module, arguments, case.dims)
-    return arguments
+    return triton_run.run_spec(spec, THIN, case, folder)
 
 
 @pytest.mark.parametrize(("n", "k"), [(24, 2560), (4, 2048), (33, 2176), (64, 2048)])

@@ -12,7 +12,6 @@ from support import triton_run
 from support.kernel_case import Case, distinct_bodies, errors, make_case
 from support.tiny import SETTINGS, tiny_graph
 from tilewright.codegen.config import CompileConfig
-from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec
 from tilewright.targets.registry import resolve
@@ -43,12 +42,7 @@ def attend_specs(graph: Any, rows: int) -> list[KernelSpec]:
 
 def run_interpreted(spec: KernelSpec, case: Case, folder: Path) -> dict[str, torch.Tensor]:
     template = next(t for t in TARGET.kernels if t.name == spec.template)
-    module = triton_run.load(emit(spec, template).text, spec.symbol, folder)
-    arguments = case.fresh()
-    need = template.scratch_bytes(spec.body, spec.numerics, spec.schedule, case.dims)
-    arguments["workspace"] = torch.full((max(need, 1),), 255, dtype=torch.uint8)
-    triton_run.run(module, arguments, case.dims)
-    return arguments
+    return triton_run.run_spec(spec, template, case, folder)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from support import triton_run
 from support.contract_graphs import experts, groups, linear, only_body
 from support.deepseek import v4_graph, v41_graph
 from support.kernel_case import Case, distinct_bodies, errors, make_case
-from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.numerics import alternatives, derive, segment_length
 from tilewright.codegen.spec import KernelSpec, Schedule
 from tilewright.graph import Graph
@@ -39,13 +38,7 @@ def spec_of(graph: Graph, segments: int = 1, **schedule: int) -> KernelSpec:
 
 
 def run(spec: KernelSpec, case: Case, folder: Path) -> dict[str, torch.Tensor]:
-    """Outputs and workspace are poisoned."""
-    module = triton_run.load(emit(spec, TEMPLATE).text, spec.symbol, folder)
-    arguments = case.fresh()
-    need = TEMPLATE.scratch_bytes(spec.body, spec.numerics, spec.schedule, case.dims)
-    arguments["workspace"] = torch.full((need,), 255, dtype=torch.uint8)
-    triton_run.run(module, arguments, case.dims)
-    return arguments
+    return triton_run.run_spec(spec, TEMPLATE, case, folder)
 
 
 def bits(spec: KernelSpec, arguments: dict[str, torch.Tensor]) -> list[bytes]:
