@@ -172,7 +172,7 @@ def watched(fault: str) -> bool:
     ints = [{"tokens": 5, "pages": 2}[d.name] for d in graph.dims]
     record = cast(LaunchRecord, Launch())
     if fault == "weight":
-        packed[5] += 2  # a scale
+        packed[5] = 140  # a scale of the first expert, far above all that are drawn
     check.before(record, given, ints)
     arrays["y"][...] = y
     codes = np.searchsorted(E4M3[:127], x).astype(np.uint8)
