@@ -19,7 +19,7 @@ from tilewright.codegen.plan import Bucket, Candidate, first_candidate, plan_gro
 from tilewright.codegen.select import Choice
 from tilewright.codegen.spec import Schedule
 from tilewright.codegen.spills import avoiding
-from tilewright.runtime.artifact import ModelRecord
+from tilewright.runtime.artifact import MAX_SCRATCH, ModelRecord
 from tilewright.targets.nvidia.build import kept_report, read_report
 from tilewright.targets.registry import resolve
 
@@ -122,6 +122,23 @@ def test_what_cannot_be_built_here_is_not_chosen(is_measured: bool) -> None:
     plans = plan_groups(graph, TARGET, BF16, avoiding(choose, (), lambda s: s == lacked))
     found = {s.schedule for s in distinct_specs(plans)}
     assert lacked not in found and first - {lacked} <= found
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_what_wants_too_much_scratch_is_not_chosen(is_measured: bool) -> None:
+    graph = lower(tiny_graph("bf16", settings=BF16), Flags()).graph
+    base = first_candidate(TARGET)
+    groups = plan_groups(graph, TARGET, BF16, base)
+    large = next(p.specs["tokens_16"].schedule for p in groups if p.group.kind == "attend")
+
+    def greedy(body: Body, choice: Choice, bucket: Bucket) -> Candidate:
+        found = base(body, choice, bucket)
+        sized = replace(found.template, scratch_bytes=lambda body, numerics, schedule, bounds: (
+            MAX_SCRATCH + (schedule == large)))  # fmt: skip
+        return replace(found, template=sized, measured=is_measured)
+
+    plans = plan_groups(graph, TARGET, BF16, avoiding(greedy, (), lambda schedule: False))
+    assert large not in {s.schedule for s in distinct_specs(plans)}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
