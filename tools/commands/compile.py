@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def compile_model(
     model: options.ModelToCompile = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Directory to write.")
+        Path | None, options.place("--output", "-o", help="Directory to write.")
     ] = None,
     target: options.TargetName = "cpu",
     mode: options.ModeName = options.Mode.deterministic,
@@ -46,7 +46,7 @@ def compile_model(
     from tilewright.tools.commands.job import Asked
     from tilewright.tools.progress import StageBars
 
-    _check_asked(model, output, model_config, plan_only)
+    _check_asked(model, output, model_config, plan_only=plan_only, tune=tune)
     start = time.perf_counter()
     chosen = options.simulated(target) if simulate else target
     asked = Asked(
@@ -68,8 +68,9 @@ def compile_model(
 
 
 def _check_asked(
-    model: str | None, output: Path | None, model_config: str | None, plan_only: bool
-) -> None:
+    model: str | None, output: Path | None, model_config: str | None, *, plan_only: bool,
+    tune: bool,
+) -> None:  # fmt: skip
     """Refuse what is neither a compilation nor a plan."""
     if (model is None) == (model_config is None):
         got = "neither" if model is None else "both"
@@ -80,6 +81,8 @@ def _check_asked(
         )
     if not plan_only and model is not None and output is None:
         raise CommandUsageError("option '--output': missing: want the directory to write")
+    if tune and output is None:
+        raise CommandUsageError("option '--tune': a plan measures nothing: want it with --output")
 
 
 def _plan(asked: Asked, start: float, *, as_json: bool) -> None:

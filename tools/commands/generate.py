@@ -30,12 +30,15 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="Repeatable.")] = None,
     tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="1,2,3",
                                                      help="Prompt as ids; repeatable.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(
-        "--prompt-file", help="JSON lines with prompt, tokens or messages, and params; - is stdin."
-    )] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
-    system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")
-                      ] = None,
+    prompt_file: Annotated[Path | None, o.place("--prompt-file", help=(
+        "JSON lines with prompt (text), tokens or messages (a chat), and params; - is stdin."
+    ))] = None,
+    chat: Annotated[bool, typer.Option("--chat", help=(
+        "Make a text the user's message in the chat template. Messages always go through it."
+    ))] = False,
+    system: Annotated[str | None, typer.Option("--system", help=(
+        "With --chat: system message of conversations that have none."
+    ))] = None,
     max_tokens: o.MaxTokens = None, temperature: o.Temperature = None, top_k: o.TopK = None,
     top_p: o.TopP = None, min_p: o.MinP = None, repetition_penalty: o.RepetitionPenalty = None,
     presence_penalty: o.PresencePenalty = None, frequency_penalty: o.FrequencyPenalty = None,
