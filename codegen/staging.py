@@ -51,7 +51,7 @@ def _refuse_unwritable(output: Path, place: Path) -> None:
         raise TilewrightError(f"output '{output}': '{above}' cannot be written to")
     try:
         # Also where permissions allow it: /proc takes no directories, a disk may be full.
-        os.rmdir(tempfile.mkdtemp(prefix=f".{place.name}-stage-", dir=above))
+        os.rmdir(tempfile.mkdtemp(prefix=f".{place.name}-tried-", dir=above))
     except OSError as error:
         raise TilewrightError(
             f"output '{output}': no directory can be made in '{above}': {error.strerror}; "

@@ -85,6 +85,8 @@ def read_manifest(root: Path) -> Manifest:
     """Read and check the manifest alone, without touching the other files."""
     if not root.is_dir():
         raise ArtifactError("there is no such directory")
+    if not (root / MANIFEST).exists() and (root / "config.json").exists():
+        raise ArtifactError("is the directory of a model: want an artifact, so compile it first")
     tree = _parse(_file(root, MANIFEST))
     for field, want in (("format", FORMAT), ("abi", ABI)):
         if tree.get(field) != want or isinstance(tree.get(field), bool):

@@ -88,9 +88,9 @@ def bench_command(
         start=context,
         repeat=repeat,
     )
-    for place in (output, png):
-        if place is not None:
-            refuse_unwritable(place)  # before minutes of measuring
+    for asked in (output, png):
+        if asked is not None:
+            refuse_unwritable(asked)  # before minutes of measuring
     if png is not None:
         require_matplotlib()
     report = _measure(artifact, settings, peers, peer_python or sys.executable, by_kernel)

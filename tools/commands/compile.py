@@ -136,6 +136,8 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
         "launches_per_layer": max(layers.values(), default=0),
         "weights_bytes": report.weights_bytes,
         "has_weights": bool(manifest.weights_digest),
+        "has_tokenizer": manifest.model.tokenizer is not None,
+        "has_chat_template": manifest.model.chat_template is not None,
         "dtype": manifest.dtype,
         "mode": manifest.mode,
         "invariance": manifest.invariance,
@@ -144,6 +146,15 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
         "tuning": {"found": found.records.num_found, "measured": found.records.num_measured},
         "seconds": round(seconds, 3),
     }
+
+
+def _prompts(summary: dict[str, Any]) -> str:
+    """Say what may be asked of an artifact: a checkpoint may come without a tokenizer."""
+    if not summary["has_tokenizer"]:
+        return "token ids alone: the model came without a tokenizer, so that no text can be read"
+    if not summary["has_chat_template"]:
+        return "text and token ids; the model came without a chat template, so no chat"
+    return "text, chat and token ids"
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
@@ -158,6 +169,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
                      f"{summary['launches_per_layer']} a layer"),
         ("weights", f"{summary['weights_bytes'] / 1e6:.1f} MB"
                     + ("" if summary["has_weights"] else ", left out")),
+        ("prompts", _prompts(summary)),
         ("computes in", f"{summary['dtype']}, {mode_text(summary)}, {summary['target']}"),
         ("numerics", summary["numerics_digest"][:16]),
         ("time", f"{summary['seconds']:.1f} s"),

@@ -62,6 +62,10 @@ def _asked(
     """Return all prompts; raise a usage error where there are none, or options do not fit."""
     if system is not None and not chat:
         raise typer.BadParameter("is for --chat only", param_hint="'--system'")
+    if tokens and chat:
+        raise typer.BadParameter(
+            "got --chat too, and no chat template takes token ids", param_hint="'--tokens'"
+        )
     found = [Asked(prompt=text) for text in prompts]
     found += [Asked(prompt=o.ids_of(ids, "--tokens")) for ids in tokens]
     found += read_lines(path, chat=chat) if path is not None else []
@@ -72,7 +76,7 @@ def _asked(
 
 
 def _with_messages(asked: Asked, system: str | None) -> Asked:
-    """Make a text the user's message of a conversation; token ids stay what they are."""
+    """Make a text the user's message of a conversation, and begin one with the system's."""
     messages = asked.messages
     if isinstance(asked.prompt, str):
         messages = [{"role": "user", "content": asked.prompt}]

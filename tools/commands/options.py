@@ -13,7 +13,6 @@ import typer
 from tilewright.tools.commands import values
 from tilewright.tools.commands.values import refusal
 
-
 MAX_THREADS = 1024
 
 
