@@ -78,6 +78,8 @@ def load_artifact(
 def _root(path: object) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise ArtifactError(f"artifact: wrong type: got {type(path).__name__}, want a path")
+    if not os.fspath(path):  # Python takes it for the current directory
+        raise ArtifactError("artifact '': got an empty path, want the directory of an artifact")
     return Path(path)
 
 

@@ -46,7 +46,9 @@ def generate(
     bad_words: o.BadWords = None, seed: o.Seed = None, stop: o.Stop = None,
     stop_token_ids: o.StopTokenIds = None, ignore_eos: o.IgnoreEos = None,
     logprobs: o.Logprobs = None, prompt_logprobs: o.PromptLogprobs = None, n: o.NumSamples = None,
-    min_tokens: o.MinTokens = None, threads: o.Threads = None, as_json: o.Json = False,
+    min_tokens: o.MinTokens = None, threads: o.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")
+                       ] = False,
 ) -> None:  # fmt: skip
     """Generate for prompts: streamed text for one, else one result after the other."""
     settings = o.sampling_settings(call.params)
