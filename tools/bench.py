@@ -36,42 +36,50 @@ def check_peer(text: str) -> str:
     return text
 
 
+PromptTokens = Annotated[
+    int, count("--prompt-tokens", low=1, help="Tokens of the measured prompt.")
+]
+DecodeTokens = Annotated[
+    int, count("--decode-tokens", low=1, help="Tokens each request generates.")
+]
+Start = Annotated[
+    int, count("--context", low=1, help="Tokens in the cache when decoding starts.")
+]
+Repeat = Annotated[
+    int,
+    count("--repeat", low=1, high=MAX_REPEAT, help="Samples of every figure, taken in turns."),
+]
+Peers = Annotated[
+    Optional[list[str]],
+    typer.Option("--peer", help="llama.cpp=FILE.gguf (needs llama-cpp-python) or transformers "
+                 "(needs transformers and torch); may be repeated."),
+]  # fmt: skip
+PeerPython = Annotated[
+    Optional[str],
+    typer.Option("--peer-python", metavar="<path>", parser=name, help="With --peer: interpreter "
+                 "(3.11 or later) that has the peers; default: this one."),
+]  # fmt: skip
+
+
 def bench_command(
     artifact: Artifact,
     threads: Threads = None,
-    prompt_tokens: Annotated[
-        int, count("--prompt-tokens", low=1, help="Tokens of the measured prompt.")
-    ] = 512,
-    decode_tokens: Annotated[
-        int, count("--decode-tokens", low=1, help="Tokens each request generates.")
-    ] = 64,
+    prompt_tokens: PromptTokens = 512,
+    decode_tokens: DecodeTokens = 64,
     batch: Annotated[str, typer.Option(help="Requests decoded together, as 1,8.")] = "1,8",
-    context: Annotated[
-        int, count("--context", low=1, help="Tokens in the cache when decoding starts.")
-    ] = 64,
-    repeat: Annotated[
-        int, count("--repeat", low=1, high=MAX_REPEAT,
-                   help="Samples of every figure, taken in turns.")
-    ] = 5,
+    context: Start = 64,
+    repeat: Repeat = 5,
     output: Annotated[
         Optional[Path], place("--output", "-o", help="JSON file to write.")
     ] = None,
     png: Annotated[Optional[Path], place("--png", help="Picture to write.")] = None,
-    peer: Annotated[
-        Optional[list[str]],
-        typer.Option("--peer", help="llama.cpp=FILE.gguf (needs llama-cpp-python) or transformers "
-                     "(needs transformers and torch); may be repeated."),
-    ] = None,
-    peer_python: Annotated[
-        Optional[str],
-        typer.Option("--peer-python", metavar="<path>", parser=name, help="With --peer: "
-                     "interpreter (3.11 or later) that has the peers; default: this one."),
-    ] = None,
+    peer: Peers = None,
+    peer_python: PeerPython = None,
     by_kernel: Annotated[
         bool, typer.Option("--by-kernel", help="Also time every kernel of a step.")
     ] = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure an artifact beside the machine's own read bandwidth and multiply-add rate."""
     batches, peers = batches_of(batch), [check_peer(text) for text in peer or []]
     if peer_python is not None and not peers:

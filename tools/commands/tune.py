@@ -26,6 +26,23 @@ if TYPE_CHECKING:
     from tilewright.tools.progress import StageBars
 
 
+Export = Annotated[
+    Path | None, options.place("--export", metavar="DIR", help="Write candidates for a GPU.")
+]
+Import = Annotated[
+    Path | None, options.place("--import", metavar="FILE", help="Keep what measure.py wrote.")
+]
+Budget = Annotated[
+    int | None,
+    options.count("--budget", low=1, high=BUDGET,
+                  help=f"GPU targets: candidates of a kernel; default: {BUDGET}."),
+]  # fmt: skip
+Templates = Annotated[
+    str | None,
+    typer.Option("--templates", metavar="NAME,..", help="GPU targets: kernels of these alone."),
+]
+
+
 def tune(
     model: options.ModelToCompile = None,
     target: options.TargetName = "cpu",
@@ -35,21 +52,10 @@ def tune(
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     model_config: options.ModelConfigName = None,
     jobs: options.Jobs = None,
-    export: Annotated[
-        Path | None, options.place("--export", metavar="DIR", help="Write candidates for a GPU.")
-    ] = None,
-    import_from: Annotated[
-        Path | None, options.place("--import", metavar="FILE", help="Keep what measure.py wrote.")
-    ] = None,
-    budget: Annotated[
-        int | None,
-        options.count("--budget", low=1, high=BUDGET,
-                      help=f"GPU targets: candidates of a kernel; default: {BUDGET}."),
-    ] = None,
-    templates: Annotated[
-        str | None,
-        typer.Option("--templates", metavar="NAME,..", help="GPU targets: kernels of these alone."),
-    ] = None,
+    export: Export = None,
+    import_from: Import = None,
+    budget: Budget = None,
+    templates: Templates = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure schedules of every kernel and bucket, and keep the fastest for later compiles.
