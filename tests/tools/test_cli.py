@@ -76,8 +76,8 @@ def test_sampling_options_are_those_of_the_api() -> None:
 
 
 def test_choices_are_those_of_the_compiler() -> None:
-    assert tuple(options.Mode) == MODES
-    assert set(options.Dtype) == {"auto", *DTYPES}
+    assert options.MODES == MODES
+    assert set(options.DTYPES) == {"auto", *DTYPES}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,8 @@ def test_usage_errors(call: Call, arguments: list[str], sentence: str) -> None:
     done = call(*arguments)
     assert (done.code, done.out) == (2, "")
     lead = "error: Invalid value for " if sentence.startswith("'") else "error: Invalid value: "
-    assert done.err == f"{lead}{sentence}; see tilewright generate --help\n"
+    said = done.err.replace("'ARTIFACT'", "'artifact'")  # as releases of typer spell it
+    assert said == f"{lead}{sentence}; see tilewright generate --help\n"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_an_empty_model_is_not_the_current_folder(call: Call, tmp_path: Path) ->
     for command, *rest in (("compile", "-o", tmp_path / "out"), ("tune",)):
         done = call(command, "", *rest)
         assert done.code == 2
-        assert "'model': got '', want a name or a path; see tilewright" in done.err
+        assert "got '', want a name or a path; see tilewright" in done.err
     assert not any(tmp_path.iterdir())
 
 

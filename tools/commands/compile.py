@@ -24,8 +24,8 @@ def compile_model(
         Path | None, options.place("--output", "-o", help="Directory to write.")
     ] = None,
     target: options.TargetName = "cpu",
-    mode: options.ModeName = options.Mode.deterministic,
-    dtype: options.DtypeName = options.Dtype.auto,
+    mode: options.ModeName = "deterministic",
+    dtype: options.DtypeName = "auto",
     tune: Annotated[bool, typer.Option("--tune", help="Measure kernels without record.")] = False,
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
@@ -50,7 +50,7 @@ def compile_model(
     start = time.perf_counter()
     chosen = options.simulated(target) if simulate else target
     asked = Asked(
-        model=model, model_config=model_config, target=chosen, mode=mode.value, dtype=dtype.value,
+        model=model, model_config=model_config, target=chosen, mode=mode, dtype=dtype,
         max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
         quantise_cache=not no_cache_quantisation, layers=layers,
         replay_tokens=options.replay_of(replay_tokens),

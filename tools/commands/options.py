@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,21 +13,8 @@ from tilewright.tools.commands import values
 from tilewright.tools.commands.values import refusal
 
 MAX_THREADS = 1024
-
-
-class Mode(str, Enum):
-    """What the tuner may choose."""
-
-    deterministic = "deterministic"
-    fast = "fast"
-
-
-class Dtype(str, Enum):
-    """What activations and the cache are rounded to."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
+MODES = ("deterministic", "fast")  # those of the compiler, which is slow to import
+DTYPES = ("auto", "float32", "bfloat16")
 
 
 def ids_of(text: str, option: str) -> list[int]:
@@ -119,13 +105,13 @@ Simulate = Annotated[
     bool, typer.Option("--simulate", help="ascend950: build for the functional model, on the CPU.")
 ]
 ModeName = Annotated[
-    Mode,
-    typer.Option("--mode", metavar="deterministic|fast", parser=values.one_of(Mode),
+    str,
+    typer.Option("--mode", metavar="|".join(MODES), parser=values.one_of(*MODES),
                  help="fast may give bits that batches change."),
 ]  # fmt: skip
 DtypeName = Annotated[
-    Dtype,
-    typer.Option("--dtype", metavar="auto|float32|bfloat16", parser=values.one_of(Dtype),
+    str,
+    typer.Option("--dtype", metavar="|".join(DTYPES), parser=values.one_of(*DTYPES),
                  help="Of activations and cache."),
 ]  # fmt: skip
 MaxContext = Annotated[

@@ -46,8 +46,8 @@ Templates = Annotated[
 def tune(
     model: options.ModelToCompile = None,
     target: options.TargetName = "cpu",
-    mode: options.ModeName = options.Mode.deterministic,
-    dtype: options.DtypeName = options.Dtype.auto,
+    mode: options.ModeName = "deterministic",
+    dtype: options.DtypeName = "auto",
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     model_config: options.ModelConfigName = None,
@@ -76,7 +76,7 @@ def tune(
         got = "neither" if model is None else "both"
         raise CommandUsageError(f"argument 'MODEL': got {got}, want a model or --config")
     asked = Asked(
-        model=model, model_config=model_config, target=target, mode=mode.value, dtype=dtype.value,
+        model=model, model_config=model_config, target=target, mode=mode, dtype=dtype,
         max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
     )  # fmt: skip
     with StageBars(visible=not as_json) as bars:
