@@ -23,7 +23,7 @@ from tilewright.codegen.pack import (
     pack_weights,
     weight_record,
 )
-from tilewright.codegen.pipeline import Decision, Lowered, lower
+from tilewright.codegen.pipeline import Decision, Lowered, dumping, lower
 from tilewright.codegen.plan import (
     Chooser,
     GroupPlan,
@@ -283,12 +283,13 @@ def _write_weights(
 
 
 def _dump(folder: Path, sources: Sequence[KernelSource], manifest: Manifest) -> None:
-    (folder / "kernels").mkdir(parents=True, exist_ok=True)
-    for source in sources:
-        (folder / "kernels" / source.file_name).write_text(source.text)
-    plan = json.dumps(to_json(manifest)["buckets"], indent=1)
-    (folder / "plan.txt").write_text(plan)
-    (folder / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
+    with dumping(folder):
+        (folder / "kernels").mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            (folder / "kernels" / source.file_name).write_text(source.text)
+        plan = json.dumps(to_json(manifest)["buckets"], indent=1)
+        (folder / "plan.txt").write_text(plan)
+        (folder / MANIFEST).write_text(json.dumps(to_json(manifest), indent=1))
 
 
 # --- manifest -----------------------------------------------------------------------------------

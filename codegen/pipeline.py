@@ -5,7 +5,8 @@ times and dumps after each.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, TypeAlias
@@ -14,6 +15,7 @@ from tilewright.codegen.flags import Flags
 from tilewright.codegen.passes.early import part_early
 from tilewright.codegen.passes.fuse import fuse
 from tilewright.graph import Graph
+from tilewright.graph.errors import LowerError
 from tilewright.graph.rewrite import (
     canonical_order,
     eliminate_dead,
@@ -108,8 +110,21 @@ def lower(
 def dump(folder: Path | None, name: str, graph: Graph) -> None:
     """Write a stage as byte-stable text where a dump folder is set."""
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(print_graph(graph))
+        with dumping(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(print_graph(graph))
+
+
+@contextmanager
+def dumping(folder: Path) -> Iterator[None]:
+    """Say in an error of writing that it is about the dump folder."""
+    try:
+        yield
+    except OSError as error:
+        raise LowerError(
+            f"dump folder '{folder}': cannot be written: {error.strerror or error}; name another "
+            "folder in TILEWRIGHT_DUMP"
+        ) from None
 
 
 def _report(

@@ -49,6 +49,14 @@ def _refuse_unwritable(output: Path, place: Path) -> None:
         raise TilewrightError(f"output '{output}': '{above}' is a file: want a directory")
     if not os.access(above, os.W_OK | os.X_OK):
         raise TilewrightError(f"output '{output}': '{above}' cannot be written to")
+    try:
+        # Also where permissions allow it: /proc takes no directories, a disk may be full.
+        os.rmdir(tempfile.mkdtemp(prefix=f".{place.name}-tried-", dir=above))
+    except OSError as error:
+        raise TilewrightError(
+            f"output '{output}': no directory can be made in '{above}': {error.strerror}; "
+            "want another place"
+        ) from None
 
 
 def _refuse_others(output: Path, place: Path) -> None:

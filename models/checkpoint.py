@@ -76,6 +76,8 @@ def open_checkpoint(path_or_name: str | PathLike[str]) -> Checkpoint:
     Headers are read and checked; tensors stay on disk until asked for. Raises VerifyError, in one
     sentence that names file and tensor, for everything that does not fit.
     """
+    if not str(path_or_name):
+        raise VerifyError("model '': got an empty name, want a path or a packaged name")
     path = Path(path_or_name)
     try:
         exists = path.exists()

@@ -16,7 +16,7 @@ from tilewright.models.llama import MAX_WIDTH, positive, real
 from tilewright.models.llama_settings import check_fixed
 from tilewright.models.record import shown
 from tilewright.models.scales import FP8_BLOCKS
-from tilewright.models.settings import flag, listed, section
+from tilewright.models.settings import MAX_INT, below, flag, listed, section
 
 _QUANTISED = (
     ("quant_method", "fp8"), ("fmt", "e4m3"), ("scale_fmt", "ue8m0"),
@@ -130,10 +130,9 @@ def read_shared(config: Mapping[str, Any], ratios: tuple[int, ...], group: int) 
 def _check_covered(config: Mapping[str, Any], count: int, num_layers: int) -> None:
     """Refuse ratios for fewer layers, or for more than layers and draft layers together."""
     drafts = config.get("num_nextn_predict_layers")
-    if drafts is not None and (type(drafts) is not int or not 0 <= drafts < 1 << 31):
-        raise VerifyError(
-            f"config 'num_nextn_predict_layers': got {shown(drafts)}, want an int of at least 0"
-        )
+    if drafts is not None and (type(drafts) is not int or not 0 <= drafts < MAX_INT):
+        want = f"an int of at least 0{below(drafts, MAX_INT)}"
+        raise VerifyError(f"config 'num_nextn_predict_layers': got {shown(drafts)}, want {want}")
     most = count if drafts is None else num_layers + drafts
     if count < num_layers:
         raise VerifyError(

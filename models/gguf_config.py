@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.graph.errors import VerifyError
 from tilewright.models.gguf_file import GgufFile, Value
 from tilewright.models.record import Generation, TensorEntry, shown
+from tilewright.models.settings import MAX_INT, below
 
 # Architecture -> class of the model and how rotary pairs its columns. llama.cpp's converter
 # permutes the rows of llama's q and k so that pairs are neighbours; it leaves the others alone.
@@ -82,15 +83,15 @@ class Metadata:
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number above zero."""
         value = self.values.get(key, default)
-        if type(value) is not int or not 0 < value < 1 << 31:
-            raise self._wrong(key, "a whole number above 0")
+        if type(value) is not int or not 0 < value < MAX_INT:
+            raise self._wrong(key, f"a whole number above 0{below(value, MAX_INT)}")
         return value
 
     def token(self, key: str) -> int | None:
         """A token id, or None if the file names none."""
         value = self.values.get(key)
-        if value is not None and (type(value) is not int or not 0 <= value < 1 << 31):
-            raise self._wrong(key, "a token id")
+        if value is not None and (type(value) is not int or not 0 <= value < MAX_INT):
+            raise self._wrong(key, f"a token id{below(value, MAX_INT)}")
         return value if isinstance(value, int) else None
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -16,6 +16,7 @@ from tilewright.models.record import (
 )
 from tilewright.models.safetensors_file import INDEX_NAME, read_safetensors, read_sharded
 from tilewright.models.scales import join_scales
+from tilewright.models.settings import MAX_INT
 from tilewright.models.tokenizer import load_tokenizer
 
 WEIGHTS_NAME = "model.safetensors"
@@ -90,8 +91,11 @@ def normalise_config(stored: Mapping[str, object]) -> dict[str, object]:
 def _token_ids(value: object, key: str, where: str) -> tuple[int, ...]:
     """One token id, a list of them, or nothing."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(each) is int and 0 <= each < 1 << 31 for each in listed):
-        raise VerifyError(f"setting '{key}' ({where}): got {shown(value)}, want token ids")
+    if not all(type(each) is int and 0 <= each < MAX_INT for each in listed):
+        raise VerifyError(
+            f"setting '{key}' ({where}): got {shown(value)}, want token ids from 0 on, below "
+            f"{MAX_INT}"
+        )
     return tuple(listed)
 
 
@@ -151,10 +155,22 @@ def _read_tokenizer(
     return text, tokenizer
 
 
+def _no_model(folder: Path) -> str:
+    """Say what a folder without config.json is instead of a model, as far as that can be seen."""
+    if (folder / "manifest.json").exists() and (folder / "kernels").is_dir():
+        return "is an artifact, which is compiled already: want the model that it was made from"
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    if files:
+        return f"no config.json: want a model; for the GGUF file in it, give its path: {files[0]}"
+    return (
+        f"is no model: got no config.json, want that and {WEIGHTS_NAME}, or the path of a GGUF file"
+    )
+
+
 def open_directory(folder: Path) -> Checkpoint:
     """Open a Hugging Face directory. Raises VerifyError for anything missing or malformed."""
     if not (folder / "config.json").exists():
-        raise VerifyError(f"directory '{folder}': no config.json")
+        raise VerifyError(f"directory '{folder}': {_no_model(folder)}")
     config = normalise_config(read_object(folder / "config.json"))
     tensors = join_scales(_read_weights(folder))
     settings = _optional_object(folder / "tokenizer_config.json")

@@ -27,9 +27,10 @@ from tilewright.models.layers import (
 )
 from tilewright.models.llama_settings import check_scaling, check_settings, read_window
 from tilewright.models.record import shown
-from tilewright.models.settings import flag, section
+from tilewright.models.settings import MAX_INT, MAX_REAL, below, flag, section
 
 MAX_WIDTH = 1 << 14  # of a head, in elements
+_DERIVED = ("head_dim", "num_key_value_heads")  # null: what the other sizes make of it
 
 
 @dataclass(frozen=True)
@@ -97,25 +98,27 @@ def read_config(config: Mapping[str, Any]) -> LlamaConfig:
 def positive(
     config: Mapping[str, Any], key: str, default: int | None = None, *, most: int | None = None
 ) -> int:
-    """Return a positive int of the configuration, or its default where the key is absent or
-    null. `most`: a bound far beyond any model's, where something loops over the number."""
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
+    """Return a positive int of the configuration, or its default where the key is absent; null
+    means the default where a published file may have it. `most`: a bound far beyond any model's,
+    where something loops over the number."""
+    value = config.get(key, default)
+    value = default if value is None and key in _DERIVED else value
+    if value is None and default is None:
         raise VerifyError(f"config '{key}': is missing: want a positive int")
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise VerifyError(f"config '{key}': got {shown(value)}, want a positive int")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < MAX_INT:
+        want = f"a positive int{below(value, MAX_INT)}"
+        raise VerifyError(f"config '{key}': got {shown(value)}, want {want}")
     if most is not None and value > most:
         raise VerifyError(f"config '{key}': got {value}, want a positive int of at most {most}")
     return value
 
 
 def real(config: Mapping[str, Any], key: str, default: float) -> float:
-    """Return a positive number of the configuration."""
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e30:
-        raise VerifyError(f"config '{key}': got {shown(value)}, want a positive number")
+    """Return a positive number of the configuration, its default where the key is absent."""
+    value = config.get(key, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < MAX_REAL:
+        want = f"a positive number{below(value, MAX_REAL)}"
+        raise VerifyError(f"config '{key}': got {shown(value)}, want {want}")
     return float(value)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.graph.errors import VerifyError
 from tilewright.models.record import shown
+from tilewright.models.settings import MAX_INT, below
 
 READ = frozenset({
     "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
@@ -111,10 +112,9 @@ def read_window(config: Mapping[str, Any], num_layers: int) -> int | None:
     window = config.get("sliding_window")
     if config.get("use_sliding_window") is False:
         window = None
-    if window is not None and (type(window) is not int or not 0 < window < 1 << 31):
-        raise VerifyError(
-            f"config 'sliding_window': got {shown(window)}, want a positive int or null"
-        )
+    if window is not None and (type(window) is not int or not 0 < window < MAX_INT):
+        want = f"a positive int{below(window, MAX_INT)} or null"
+        raise VerifyError(f"config 'sliding_window': got {shown(window)}, want {want}")
     kinds = config.get("layer_types")
     known = ("full_attention",) if window is None else ("full_attention", "sliding_attention")
     listed = kinds if isinstance(kinds, list) else []

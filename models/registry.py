@@ -81,8 +81,11 @@ FAMILIES: Mapping[str, Family] = {
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family a configuration names; raise VerifyError listing the known ones."""
-    names = config.get("architectures") or []
-    for name in names if isinstance(names, list) else [names]:
+    names = config.get("architectures")
+    names = [] if names is None else names
+    if not isinstance(names, list):
+        raise VerifyError(f"config 'architectures': got {shown(names)}, want a list of names")
+    for name in names:
         if isinstance(name, str) and name in FAMILIES:
             return FAMILIES[name]
     known = ", ".join(FAMILIES)

@@ -8,6 +8,15 @@ from typing import Any
 from tilewright.graph.errors import VerifyError
 from tilewright.models.record import shown
 
+MAX_INT = 1 << 31  # of any size: far beyond every model's
+MAX_REAL = 1e30
+
+
+def below(value: object, limit: float) -> str:
+    """Return the bound, for an error, where it is what a value breaks."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f" below {limit}" if is_number and value >= limit else ""  # type: ignore[operator]
+
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return an object of the configuration, empty where the key is absent or null."""
@@ -38,16 +47,17 @@ def scaling_number(scaling: Mapping[str, Any], key: str, default: float | None =
     """Return a positive number of a rotary scaling; without a default it has to be there."""
     value = scaling.get(key)
     value = default if value is None else value
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e30:
-        got = shown(value)
-        raise VerifyError(f"config 'rope_scaling.{key}': got {got}, want a positive number")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < MAX_REAL:
+        want = f"a positive number{below(value, MAX_REAL)}"
+        raise VerifyError(f"config 'rope_scaling.{key}': got {shown(value)}, want {want}")
     return float(value)
 
 
 def flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    """Return a yes or no of the configuration, its default where the key is absent or null."""
-    value = config.get(key)
-    value = default if value is None else value
+    """Return a yes or no of the configuration, its default where the key is absent. Null is no,
+    which is refused where the default is yes."""
+    value = config.get(key, default)
+    value = False if value is None and not default else value
     if not isinstance(value, bool):
         raise VerifyError(f"config '{key}': got {shown(value)}, want true or false")
     return value

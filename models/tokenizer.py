@@ -4,13 +4,14 @@ Every tokenizer is used without its special-token template: the runtime adds the
 """
 
 import json
+import string
 from dataclasses import dataclass
 
 import tokenizers
 
 from tilewright.graph.errors import VerifyError
 from tilewright.models.gguf_config import Metadata
-from tilewright.models.record import shown
+from tilewright.models.record import Checkpoint, shown
 
 Json = dict[str, object]
 Merge = tuple[str, str]
@@ -72,6 +73,36 @@ def load_tokenizer(text: str, where: str) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # The library raises nothing narrower.
         raise VerifyError(f"{where}: not a tokenizer: {shown(str(error))}") from error
+
+
+def check_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> None:
+    """Raise VerifyError for a tokenizer that reads no text or has tokens that the model lacks."""
+    if checkpoint.tokenizer_json is None:
+        return
+    where = f"tokenizer of '{checkpoint.name}'"
+    tokenizer = load_tokenizer(checkpoint.tokenizer_json, where)
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocab:
+        raise VerifyError(
+            f"{where}: its vocabulary is empty: got 0 tokens, want some ({checkpoint.source})"
+        )
+    token, last = max(vocab.items(), key=lambda item: item[1])
+    if last >= vocab_size:
+        raise VerifyError(
+            f"{where}: gives tokens that the model lacks: got {last} for {shown(token)}, want "
+            f"below {vocab_size} ({checkpoint.source})"
+        )
+    try:
+        reads = bool(tokenizer.encode(string.printable, add_special_tokens=False).ids)
+    except Exception as error:  # The library raises nothing narrower.
+        raise VerifyError(
+            f"{where}: cannot read plain text: {shown(str(error))} ({checkpoint.source})"
+        ) from error
+    if not reads:
+        raise VerifyError(
+            f"{where}: cannot read plain text: got no tokens for the characters of ASCII, want "
+            f"some ({checkpoint.source})"
+        )
 
 
 def _token_types(meta: Metadata, count: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.errors import ArtifactError, LaunchError, RequestError
     from tilewright.runtime.outputs import RequestOutput, SampleOutput, StreamEvent, Usage
     from tilewright.runtime.params import SamplingParams
+    from tilewright.runtime.stream import Submitted
 
 __all__ = [
     "ArtifactError",
@@ -25,6 +26,7 @@ __all__ = [
     "SampleOutput",
     "SamplingParams",
     "StreamEvent",
+    "Submitted",
     "Usage",
     "generate",
     "load",
@@ -36,6 +38,7 @@ _HOMES = {
     "errors": ("ArtifactError", "LaunchError", "RequestError"),
     "outputs": ("RequestOutput", "SampleOutput", "StreamEvent", "Usage"),
     "params": ("SamplingParams",),
+    "stream": ("Submitted",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

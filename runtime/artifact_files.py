@@ -78,6 +78,8 @@ def load_artifact(
 def _root(path: object) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise ArtifactError(f"artifact: wrong type: got {type(path).__name__}, want a path")
+    if not os.fspath(path):  # Python takes it for the current directory
+        raise ArtifactError("artifact '': got an empty path, want the directory of an artifact")
     return Path(path)
 
 
@@ -85,6 +87,8 @@ def read_manifest(root: Path) -> Manifest:
     """Read and check the manifest alone, without touching the other files."""
     if not root.is_dir():
         raise ArtifactError("there is no such directory")
+    if not (root / MANIFEST).exists() and (root / "config.json").exists():
+        raise ArtifactError("is the directory of a model: want an artifact, so compile it first")
     tree = _parse(_file(root, MANIFEST))
     for field, want in (("format", FORMAT), ("abi", ABI)):
         if tree.get(field) != want or isinstance(tree.get(field), bool):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import wraps
 from typing import Any
 
 from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -22,6 +25,7 @@ from tilewright.runtime.prompt import MAX_TEXT_CHARS
 
 MAX_TURNS = 100_000  # passes of loops and calls of macros in one rendering
 MAX_POWER_BITS = 1 << 14
+MAX_DATE_GROWTH = 256  # characters of a date for one of its form: no more come from Python
 
 
 def render(source: str, values: Mapping[str, Any]) -> str:
@@ -29,12 +33,32 @@ def render(source: str, values: Mapping[str, Any]) -> str:
 
     Raises jinja2's SecurityError where a bound is passed, and whatever the template raises.
     """
-    environment = _Bounded(trim_blocks=True, lstrip_blocks=True)
+    environment = _Bounded(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.globals["strftime_now"] = _now
     tree = environment.parse(source)
     _count_turns(tree)
     _MeasuredJoins().visit(tree)
     template = Template.from_code(environment, environment.compile(tree), environment.globals)
     return template.render(**values)
+
+
+def _now(form: str) -> str:
+    """Return the local time, for templates that tell the model the date."""
+    _check_length(len(form) * MAX_DATE_GROWTH)
+    return datetime.now().strftime(form)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks, for training, what the model said: here it is its content."""
+
+    tags: set[str] = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _Bounded(ImmutableSandboxedEnvironment):

@@ -31,7 +31,7 @@ from tilewright.runtime.errors import RequestError
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.opening import Opening
 from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
-from tilewright.runtime.params import SamplingParams
+from tilewright.runtime.params import SamplingParams, shown
 from tilewright.runtime.prompt import Message, Prompt, encode, listed_prompts, render_chat
 from tilewright.runtime.request import FinishReason, Request, checked_id
 from tilewright.runtime.sample import Sample, stacked
@@ -151,8 +151,12 @@ class Engine:
         request_id: str | None = None,
         keep_logits: bool = False,
     ) -> Submitted:
-        """Check a request and queue it; raise RequestError, one sentence, if it cannot be
-        served."""
+        """Check a request and queue it; raise RequestError, one sentence, if it cannot be served.
+
+        `step` computes it from then on, `abort` ends it by its `id`, and `output` gives what came
+        of it once all its `samples` have `is_finished`. `keep_logits`: generate nothing, and keep
+        the logits of the prompt.
+        """
         params = SamplingParams() if params is None else params
         return self._submit_all([prompt], [params], [request_id], keep_logits)[0]
 
@@ -383,7 +387,15 @@ class Engine:
         return found
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits after every token, float32 [tokens, vocab], for evaluation."""
+        """Return the logits after every token, float32 [tokens, vocab], for evaluation.
+
+        Raises RequestError for a text: which tokens its rows belong to would be left open.
+        """
+        if isinstance(token_ids, str):
+            raise RequestError(
+                f"logits: got the text {shown(token_ids)}, want a list of token ids; "
+                "engine.tokenizer gives those of a text"
+            )
         submitted = self.submit(token_ids, SamplingParams(), keep_logits=True)
         (sample,) = submitted.samples
         try:

@@ -6,9 +6,10 @@ A value of a wrong type is refused, never converted; nothing is checked against 
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from tilewright.runtime.errors import RequestError
 
@@ -23,9 +24,28 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
 
+Settings = TypeVar("Settings")
 _SEQUENCES = ("logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_token_ids")
 
 
+def _named_only(kind: type[Settings]) -> type[Settings]:
+    """Let a class refuse unknown and unnamed settings with RequestError, as it refuses values."""
+    plain = cast(Callable[..., None], getattr(kind, "__init__"))
+
+    @wraps(plain)
+    def initialise(self: Settings, *unnamed: object, **settings: object) -> None:
+        if unnamed:
+            raise RequestError(
+                f"sampling parameters: got {shown(unnamed[0])} without a name, want name=value"
+            )
+        _check_names(kind, settings)
+        plain(self, **settings)
+
+    setattr(kind, "__init__", initialise)
+    return kind
+
+
+@_named_only
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled. Lists are stored as tuples, so equal settings are hashable.
@@ -83,11 +103,8 @@ class SamplingParams:
         """Build from a mapping, for example parsed JSON; raises RequestError on unknown names."""
         if not isinstance(settings, Mapping):
             raise _refusal("settings", "wrong type", settings, "a mapping of names to values")
-        known = tuple(field.name for field in fields(cls))
-        for name, value in settings.items():
-            if name not in known:
-                raise _refusal(str(name), "unknown name", value, f"one of {', '.join(known)}")
-        return replace(cls(), **cast(dict[str, Any], settings))
+        _check_names(cls, settings)
+        return cls(**cast(dict[str, Any], settings))
 
     @property
     def is_greedy(self) -> bool:
@@ -158,6 +175,14 @@ class SamplingParams:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+
+def _check_names(kind: type[Any], settings: Mapping[str, object]) -> None:
+    """Refuse a name that is no setting's."""
+    known = tuple(field.name for field in fields(kind))
+    for name, value in settings.items():
+        if name not in known:
+            raise _refusal(str(name), "unknown name", value, f"one of {', '.join(known)}")
 
 
 def _frozen(name: str, value: object) -> object:
@@ -271,5 +296,7 @@ def _check_strings(name: str, values: object, max_count: int, max_chars: int) ->
         if not 0 < len(text) <= max_chars:
             problem = "string too long" if text else "empty string"
             raise _refusal(name, problem, text, f"1 to {max_chars} characters")
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise _refusal(name, "half of a surrogate pair", text, "valid Unicode text")
+        half = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+        if half is not None:
+            problem = f"half of a surrogate pair at character {half}"
+            raise _refusal(name, problem, text, "valid Unicode text")

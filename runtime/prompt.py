@@ -71,13 +71,7 @@ def _encode_text(text: str, tokenizer: Tokenizer | None, model: ModelRecord) -> 
         raise RequestError(
             f"prompt: is too long: got {len(text)} characters, want at most {MAX_TEXT_CHARS}"
         )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"prompt: is not valid Unicode: got a lone surrogate at character {error.start}, "
-            "want text"
-        ) from None
+    check_unicode(text, "prompt")
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     outside = next((i for i in ids if i >= model.vocab_size), None)
     if outside is not None:
@@ -87,6 +81,17 @@ def _encode_text(text: str, tokenizer: Tokenizer | None, model: ModelRecord) -> 
     if model.add_bos and model.bos_id is not None and ids[:1] != [model.bos_id]:
         ids = [model.bos_id, *ids]
     return tuple(ids)
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Raise RequestError for half of a surrogate pair, which no tokenizer can read."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{what}: is not valid Unicode: got a lone surrogate at character {error.start}, "
+            "want text"
+        ) from None
 
 
 def _checked_ids(prompt: Any, model: ModelRecord) -> tuple[int, ...]:
@@ -159,3 +164,4 @@ def _check_messages(messages: object) -> None:
                 raise RequestError(
                     f"chat: message {index}: '{key}': got {shown(message.get(key))}, want text"
                 )
+            check_unicode(message[key], f"chat: message {index}: '{key}'")

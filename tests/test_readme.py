@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import re
 import string
 from pathlib import Path
@@ -12,6 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from support.tiny import quick_target, tiny
 from support.toolchain import QuickToolchain
+from tilewright import runtime
 from tilewright.codegen.compile import CompileJob, compile_graph
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.plan import first_candidate
@@ -100,6 +103,33 @@ def test_sampling_parameters_are_those_of_the_code() -> None:
         accepted = (str(field.default), "none" if field.default is None else "")
         assert text in accepted or shown.get(text, text) == field.default, field.name
     assert not given
+
+
+def test_calls_are_those_of_the_code() -> None:
+    """Every call of the table has its parameters, with the defaults that it has."""
+    calls = first_column("Runtime API")
+    assert {call.split("(")[0] for call in calls} >= {
+        "runtime.load", "engine.submit", "engine.step", "engine.output", "engine.abort"
+    }  # fmt: skip
+    for text in calls:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute), text
+        owner = {"runtime": runtime, "engine": runtime.Engine}[ast.unparse(call.func.value)]
+        parameters = dict(inspect.signature(getattr(owner, call.func.attr)).parameters)
+        parameters.pop("self", None)
+        named = [ast.unparse(argument) for argument in call.args]
+        defaults = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+        assert set(named) | set(defaults) <= set(parameters), text
+        for name, parameter in parameters.items():
+            if parameter.default is inspect.Parameter.empty:
+                assert name in named, text
+            elif name in defaults:
+                assert defaults[name] == parameter.default, text
+
+
+def test_what_submit_gives_is_listed() -> None:
+    (row,) = re.findall(r"gives a `Submitted` with (.*?), which have `is_finished`", README)
+    assert re.findall(r"`(\w+)`", row) == [f.name for f in dataclasses.fields(runtime.Submitted)]
 
 
 def test_commands_are_those_of_the_code() -> None:

@@ -16,6 +16,7 @@ from tilewright.runtime.artifact_files import read_manifest
 from tilewright.runtime.devices import ascend950_model
 from tilewright.runtime.engine import Engine
 from tilewright.runtime.errors import ArtifactError
+from tilewright.tools.failures import writing
 
 PROMPT_TOKENS = 8
 MOST_PARTS = 4  # of a memory that one instruction wrote, each on a line of its own
@@ -42,7 +43,8 @@ def pipe_facts(path: Path, *, trace: Path | None = None) -> list[dict[str, Any]]
         model.configure(trace=trace is not None, buffers=True)
         engine.logits(tokens)
         if trace is not None:
-            trace.write_text(model.trace())
+            with writing(trace):
+                trace.write_text(model.trace())
         found = model.facts()
         model.configure()
     return [{**record, "groups": _groups(manifest, record["kernel"])} for record in found]

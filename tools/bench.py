@@ -9,59 +9,105 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from tilewright.tools.commands.options import Artifact, Json, Threads, count, place
+from tilewright.tools.commands.values import name, refusal
+from tilewright.tools.failures import CommandUsageError, writing
+
 if TYPE_CHECKING:
     from tilewright.tools.bench_settings import BenchSettings
 
+MAX_REPEAT = 1000
+PEERS = ("llama.cpp", "transformers")
+
+
+def batches_of(text: str) -> tuple[int, ...]:
+    """Read `1,8`; batch 1 is always measured. Raises typer.BadParameter for anything else."""
+    parts = text.split(",")
+    if not all(p.strip().isdecimal() and len(p) < 9 and int(p) > 0 for p in parts):
+        raise refusal(text, "sizes of at least 1, such as 1,8", option="--batch")
+    return tuple(sorted({1, *map(int, parts)}))
+
+
+def check_peer(text: str) -> str:
+    """Return `llama.cpp=FILE.gguf` or `transformers`; raise typer.BadParameter for another."""
+    engine, _, file = text.partition("=")
+    if engine not in PEERS or (engine == "llama.cpp") != bool(file):
+        raise refusal(text, "llama.cpp=FILE.gguf or transformers", option="--peer")
+    return text
+
+
+PromptTokens = Annotated[
+    int, count("--prompt-tokens", low=1, help="Tokens of the measured prompt.")
+]
+DecodeTokens = Annotated[
+    int, count("--decode-tokens", low=1, help="Tokens each request generates.")
+]
+Start = Annotated[
+    int, count("--context", low=1, help="Tokens in the cache when decoding starts.")
+]
+Repeat = Annotated[
+    int,
+    count("--repeat", low=1, high=MAX_REPEAT, help="Samples of every figure, taken in turns."),
+]
+Peers = Annotated[
+    Optional[list[str]],
+    typer.Option("--peer", help="llama.cpp=FILE.gguf (needs llama-cpp-python) or transformers "
+                 "(needs transformers and torch); may be repeated."),
+]  # fmt: skip
+PeerPython = Annotated[
+    Optional[str],
+    typer.Option("--peer-python", metavar="<path>", parser=name, help="With --peer: interpreter "
+                 "(3.11 or later) that has the peers; default: this one."),
+]  # fmt: skip
+
 
 def bench_command(
-    artifact: Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")],
-    threads: Annotated[
-        Optional[int], typer.Option("--threads", help="Worker threads; default: all cores.")
-    ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the measured prompt.")] = 512,
-    decode_tokens: Annotated[int, typer.Option(help="Tokens each request generates.")] = 64,
+    artifact: Artifact,
+    threads: Threads = None,
+    prompt_tokens: PromptTokens = 512,
+    decode_tokens: DecodeTokens = 64,
     batch: Annotated[str, typer.Option(help="Requests decoded together, as 1,8.")] = "1,8",
-    context: Annotated[int, typer.Option(help="Tokens in the cache when decoding starts.")] = 64,
-    repeat: Annotated[int, typer.Option(help="Samples of every figure, taken in turns.")] = 5,
+    context: Start = 64,
+    repeat: Repeat = 5,
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="JSON file to write.")
+        Optional[Path], place("--output", "-o", help="JSON file to write.")
     ] = None,
-    png: Annotated[Optional[Path], typer.Option("--png", help="Picture to write.")] = None,
-    peer: Annotated[
-        Optional[list[str]],
-        typer.Option("--peer", help="llama.cpp=FILE.gguf or transformers; may be repeated."),
-    ] = None,
-    peer_python: Annotated[
-        str, typer.Option(help="Interpreter (3.11 or later) that has the peers installed.")
-    ] = sys.executable,
+    png: Annotated[Optional[Path], place("--png", help="Picture to write.")] = None,
+    peer: Peers = None,
+    peer_python: PeerPython = None,
     by_kernel: Annotated[
         bool, typer.Option("--by-kernel", help="Also time every kernel of a step.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure an artifact beside the machine's own read bandwidth and multiply-add rate."""
+    batches, peers = batches_of(batch), [check_peer(text) for text in peer or []]
+    if peer_python is not None and not peers:
+        raise CommandUsageError("option '--peer-python': is for peers: want --peer beside it")
     from tilewright.runtime.devices.cpu import default_num_threads
     from tilewright.tools.bench_plot import plot, require_matplotlib
-    from tilewright.tools.bench_settings import BenchSettings, parse_batches
+    from tilewright.tools.bench_settings import BenchSettings
 
     settings = BenchSettings(
         threads=default_num_threads() if threads is None else threads,
         prompt_tokens=prompt_tokens,
         decode_tokens=decode_tokens,
-        batches=parse_batches(batch),
+        batches=batches,
         start=context,
         repeat=repeat,
     )
-    for place in (output, png):
-        if place is not None:
-            refuse_unwritable(place)  # before minutes of measuring
+    for asked in (output, png):
+        if asked is not None:
+            refuse_unwritable(asked)  # before minutes of measuring
     if png is not None:
         require_matplotlib()
-    report = _measure(artifact, settings, peer or [], peer_python, by_kernel)
+    report = _measure(artifact, settings, peers, peer_python or sys.executable, by_kernel)
     if output is not None:
-        output.write_text(json.dumps(report, indent=1) + "\n")
+        with writing(output):
+            output.write_text(json.dumps(report, indent=1) + "\n")
     if png is not None:
-        plot(report, png)
+        with writing(png):
+            plot(report, png)
     _show(report, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.runtime import RequestError
 
 SCRIPT = Path(__file__).with_name("bench_peers.py")
-PEERS = ("llama.cpp", "transformers")
+PACKAGES = {"llama.cpp": "llama-cpp-python", "transformers": "transformers torch"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PeerRequest:
 def parse_peer(text: str, config: Mapping[str, Any]) -> list[PeerRequest]:
     """Read `llama.cpp=FILE.gguf` or `transformers`; the second is measured in two dtypes.
 
-    Raises RequestError for an unknown peer or a file that is not there.
+    Raises RequestError for a file that is not there.
     """
     name, _, path = text.partition("=")
     if name == "llama.cpp":
@@ -38,14 +38,11 @@ def parse_peer(text: str, config: Mapping[str, Any]) -> list[PeerRequest]:
                 f"bench 'peer': no such file: got {text!r}, want llama.cpp=FILE.gguf"
             )
         return [PeerRequest("llama.cpp", name, {"path": path})]
-    if text == "transformers":
-        return [
-            PeerRequest(f"transformers {dtype}", name, {"config": dict(config), "dtype": dtype})
-            for dtype in ("bfloat16", "float32")
-        ]
-    raise RequestError(
-        f"bench 'peer': unknown: got {text!r}, want llama.cpp=FILE.gguf or transformers"
-    )
+    assert name == "transformers", text
+    return [
+        PeerRequest(f"transformers {dtype}", name, {"config": dict(config), "dtype": dtype})
+        for dtype in ("bfloat16", "float32")
+    ]
 
 
 class PeerProcess:
@@ -54,6 +51,7 @@ class PeerProcess:
     def __init__(self, request: PeerRequest, python: str, *, common: Mapping[str, Any]) -> None:
         """`common`: threads, positions and sequences to make room for."""
         self.label = request.label
+        self._install = f"{python} -m pip install {PACKAGES[request.peer]}"
         try:
             # -P: this folder must not be searched for modules, some of ours have common names.
             self._process = subprocess.Popen(
@@ -108,6 +106,11 @@ class PeerProcess:
         except BrokenPipeError:
             line = ""
         reply: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
+        if "missing" in reply:
+            raise RequestError(
+                f"peer '{self.label}': module '{reply['missing']}' is not installed: run "
+                f"{self._install}, or name another interpreter in --peer-python"
+            )
         if "error" in reply:
             raise RequestError(f"peer '{self.label}': {reply['error']}")
         return reply

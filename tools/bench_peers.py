@@ -3,7 +3,7 @@ imports nothing of ours: one JSON request a line on stdin, one JSON answer a lin
 
 Requests: {"op": "open", "peer": name, ...}, {"op": "prefill", "tokens": n},
 {"op": "decode", "batch": b, "start": n, "tokens": m}. Answers: {"seconds": s}, {"facts": {...}}
-or {"error": text}.
+or {"error": text}, with "missing": name where a module is not installed.
 """
 
 from __future__ import annotations
@@ -190,6 +190,8 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 reply = answer(peers, json.loads(line))
+            except ModuleNotFoundError as error:
+                reply = {"error": str(error), "missing": error.name}
             except Exception as error:  # the other side must hear of anything a peer can raise
                 reply = {"error": f"{type(error).__name__}: {error}"}
             out.write(json.dumps(reply) + "\n")

@@ -59,7 +59,7 @@ class Scope:
     @classmethod
     def build(cls, target: Target, budget: int, names: str | None) -> Scope:
         """Read names with commas between them. Raises TargetError for one the target lacks."""
-        wanted = frozenset(names.split(",")) if names else frozenset[str]()
+        wanted = frozenset[str]() if names is None else frozenset(names.split(","))
         have = [t.name for t in target.kernels]
         for name in sorted(wanted.difference(have)):
             raise TargetError(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from tilewright.tools.streams import STDOUT, drop_stdout
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 _UsageError = typer.BadParameter.__mro__[1]  # of whichever click this typer brings
@@ -30,6 +33,19 @@ class CommandUsageError(CommandError):
     """Arguments that do not make a command together; the message is one sentence."""
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in an error that does not: the system gives names where files are opened, not
+    where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        why = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, why, str(path)) from None
+
+
 def sentence_of(error: BaseException) -> str | None:
     """Return the sentence a user reads for an error, or None for one that is a fault of ours."""
     if isinstance(error, _UsageError):
@@ -38,6 +54,7 @@ def sentence_of(error: BaseException) -> str | None:
         return f"{text}; see {call.command_path} --help" if call else text
     if isinstance(error, OSError):
         name = "reading or writing" if error.filename is None else f"'{error.filename}'"
+        name = STDOUT if error.filename == STDOUT else name
         return f"{name}: {error.strerror or error}"
     if isinstance(error, CommandError) or any(isinstance(error, kind) for kind in _loaded()):
         return " ".join(str(error).split())
@@ -62,15 +79,16 @@ def run_reported(run: Callable[[], Any], *, as_json: bool = False) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader left; nothing more may be written, also not when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        drop_stdout()  # the reader left, which is no news to anyone
         return FAILED
     except Exception as error:
         sentence = sentence_of(error)
         if sentence is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)
-        if as_json:
+        if isinstance(error, OSError) and error.filename == STDOUT:
+            drop_stdout()
+        elif as_json:
             _print_json(sentence)
         return USAGE if isinstance(error, (_UsageError, CommandUsageError)) else FAILED
     if code == INTERRUPTED:  # also how typer reports Ctrl-C
@@ -81,9 +99,11 @@ def run_reported(run: Callable[[], Any], *, as_json: bool = False) -> int:
 
 
 def _print_json(sentence: str) -> None:
-    """Print a failure for a program; stdout may be what failed."""
-    with suppress(OSError):
+    """Print a failure for a program; stdout may be closed or full besides."""
+    try:
         print(json.dumps({"error": sentence}), flush=True)
+    except OSError:
+        drop_stdout()
 
 
 def _wants_json(arguments: Sequence[str] | None) -> bool:

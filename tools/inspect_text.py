@@ -23,8 +23,8 @@ STAGES = (
 
 
 def stage_facts(artifact: ArtifactText, stage: str | None) -> Any:
-    """Return a stage as JSON data; no stage is the summary. Raises ArtifactError if unknown; pipes,
-    a stage that runs the artifact, is none of these."""
+    """Return one of STAGES as JSON data; no stage is the summary. Pipes, a stage that runs the
+    artifact, is none of these."""
     manifest = artifact.manifest
     match stage:
         case None:
@@ -45,8 +45,7 @@ def stage_facts(artifact: ArtifactText, stage: str | None) -> Any:
             return coverage_facts()
         case "manifest":
             return manifest_facts(manifest)
-    have = ", ".join((*STAGES, "pipes"))
-    raise ArtifactError(f"stage '{stage}': unknown: have {have}")
+    raise AssertionError(f"stage '{stage}' is none of {STAGES}")
 
 
 def stage_text(artifact: ArtifactText, stage: str | None) -> str:

@@ -29,7 +29,9 @@ from tilewright.models.record import shown
 from tilewright.models.registry import Family, family_of
 from tilewright.models.scales import read_rows, read_scaled
 from tilewright.models.settings import text_settings
+from tilewright.models.tokenizer import check_tokenizer
 from tilewright.runtime.artifact import ModelRecord
+from tilewright.tools.template_check import check_template
 
 TOKENIZER = "tokenizer.json"
 _STORED = {
@@ -150,6 +152,8 @@ def prepare(
     family = family_of(checkpoint.config)
     checkpoint = family.adopt(checkpoint)
     read, config = settled(family, checkpoint.config, config, dtype_name, max_context)
+    check_tokenizer(checkpoint, read.vocab_size)
+    check_template(checkpoint)
     stored = _formats(checkpoint, dtype(DTYPES[config.dtype]))
     graph = build_graph(checkpoint.name, family, read, stored, config)
     _account(graph, checkpoint, family.unread(read))

@@ -20,6 +20,7 @@ from tilewright.graph.types import BF16, element_type
 from tilewright.models import deepseek_v41 as v41
 from tilewright.models.engram import TOKEN_MAP, EngramSizes, bucket_primes, token_map
 from tilewright.models.layers import Formats, Limits
+from tilewright.tools.commands.options import place
 from tilewright.tools.small import corpus as texts
 from tilewright.tools.small import shape
 from tilewright.tools.small.checkpoint import write_checkpoint
@@ -34,7 +35,7 @@ from tilewright.tools.small.training import (
 
 def main(
     corpus: Annotated[list[Path], typer.Argument(help="Text files to train on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
+    output: Annotated[Path, place("--output", "-o", help="Directory to write.")],
     seconds: Annotated[float, typer.Option(help="Wall-clock time to train for.")] = 600.0,
     rows: Annotated[int, typer.Option(help="Sequences of a batch.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 256,

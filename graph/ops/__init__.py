@@ -18,7 +18,6 @@ from tilewright.graph.ops import (
 from tilewright.graph.ops.registry import (
     OPS,
     ROUNDING_OPS,
-    Cost,
     Kind,
     OpDef,
     op_def,
@@ -26,7 +25,7 @@ from tilewright.graph.ops.registry import (
 )
 
 __all__ = [
-    "OPS", "ROUNDING_OPS", "Cost", "Kind", "OpDef", "attend", "contract", "elementwise", "expert",
+    "OPS", "ROUNDING_OPS", "Kind", "OpDef", "attend", "contract", "elementwise", "expert",
     "gather", "hyper", "index", "latent", "layout", "op_def", "pages", "quant", "reduce",
     "register", "select",
 ]

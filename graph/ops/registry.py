@@ -36,14 +36,6 @@ class Kind(Enum):
     COMPOSITE = "composite"  # defined by other ops; gone after `decompose`
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Work of one node: floating-point operations, and bytes if nothing were fused."""
-
-    flops: Dim
-    num_bytes: Dim
-
-
 ROUNDING_OPS = ("cast", "quantise")  # no pass may add, move or remove one
 
 
@@ -71,12 +63,6 @@ class OpDef:
     far: tuple[int, ...] = ()
     touched: Mapping[int, Touched] = field(default_factory=dict)
     doc: str = ""
-
-    def cost(self, inputs: Types, output: TensorType, attrs: Attrs) -> Cost:
-        moved: Dim = 0 if self.kind is Kind.STORE else output.num_bytes
-        for index in range(len(inputs)):
-            moved = moved + self.bytes_of(index, inputs, output, attrs)
-        return Cost(self.flops(inputs, output, attrs), moved)
 
     def bytes_of(self, index: int, inputs: Types, output: TensorType, attrs: Attrs) -> Dim:
         """Bytes that the op touches of one operand."""

@@ -68,6 +68,14 @@ def test_a_folder_that_cannot_be_written_to_is_refused_first(
     assert refusal(output) == f"output '{output}': '{tmp_path}/closed' cannot be written to"
 
 
+def test_a_place_that_takes_no_folders_is_refused_first() -> None:
+    output = Path("/proc/tilewright-out")
+    assert refusal(output) == (
+        f"output '{output}': no directory can be made in '/proc': No such file or directory; "
+        "want another place"
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     ["{}", "[]", "null", "x", '{"abi": "tvm-ffi/1"}', '{"name": "my web app", "icons": []}',

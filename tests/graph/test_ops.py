@@ -36,13 +36,18 @@ def test_type_rule_equals_reference(op: str, sample: Make) -> None:
 
 
 @every_op
-def test_cost_is_positive(op: str, sample: Make) -> None:
+def test_no_op_costs_less_than_nothing(op: str, sample: Make) -> None:
     for seed in SEEDS:
         drawn = sample(op, seed)
         output = op_def(op).checked_type(drawn.types, drawn.attrs)
-        cost = op_def(op).cost(drawn.types, output, drawn.attrs)
-        assert evaluate(cost.flops, drawn.binding) >= 0
-        assert evaluate(cost.num_bytes, drawn.binding) > 0
+        definition = op_def(op)
+        flops = definition.flops(drawn.types, output, drawn.attrs)
+        assert evaluate(flops, drawn.binding) >= 0
+        for index, type_ in enumerate(drawn.types):
+            touched = definition.bytes_of(index, drawn.types, output, drawn.attrs)
+            assert evaluate(touched, drawn.binding) >= 0
+            if index not in definition.touched:
+                assert touched == type_.num_bytes
 
 
 @every_op

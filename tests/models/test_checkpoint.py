@@ -286,12 +286,13 @@ def test_rope_parameters_are_read_under_the_classic_keys(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("config.json", None, "directory 'PATH': no config.json"),
+        ("config.json", None, "directory 'PATH': is no model: got no config.json, want that "
+         "and model.safetensors, or the path of a GGUF file"),
         ("config.json", "[]", "file 'PATH/config.json': got JSON of type list, want an object"),
         ("config.json", json.dumps({**CONFIG, "vocab_size": 2}), "file 'PATH/tokenizer.json': "
          "more tokens than the model has: got 3, want at most 2"),
         ("generation_config.json", '{"eos_token_id": -1}', "setting 'eos_token_id' (PATH): "
-         "got -1, want token ids"),
+         "got -1, want token ids from 0 on, below 2147483648"),
         ("tokenizer_config.json", '{"chat_template": 3}', "setting 'chat_template' "
          "(PATH/tokenizer_config.json): got 3, want a string"),
         ("model.safetensors", None, "directory 'PATH': no weights: got neither model.safetensors "
@@ -322,6 +323,9 @@ def test_pickles_are_never_read(folder: Path) -> None:
 
 
 def test_packaged_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VerifyError) as caught:
+        open_checkpoint("")
+    assert str(caught.value) == "model '': got an empty name, want a path or a packaged name"
     assert refusal("smollm3") == (
         "model 'PATH': not a file, a directory or a packaged name: got 'PATH', "
         "want one of smollm2-135m, or a path"

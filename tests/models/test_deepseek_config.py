@@ -102,6 +102,16 @@ BAD_V4: dict[str, tuple[dict[str, Any], str]] = {
         "weight_block_size",
     ),
     "missing": ({"q_lora_rank": None}, "config 'q_lora_rank': is missing: want a positive int"),
+    "null number": (
+        {"routed_scaling_factor": None},
+        "config 'routed_scaling_factor': got None, want a positive number",
+    ),
+    "null where the default is yes": (
+        {"norm_topk_prob": None}, "config 'norm_topk_prob': got None, want true or false"
+    ),
+    "null shared experts": (
+        {"n_shared_experts": None}, "config 'n_shared_experts': got None, want a positive int"
+    ),
     "true is not 1": (
         {"num_key_value_heads": True},
         "config 'num_key_value_heads': not supported: got True, want 1",

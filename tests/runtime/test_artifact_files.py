@@ -93,6 +93,17 @@ def test_what_is_no_path_is_refused(wrong: Any) -> None:
     assert str(caught.value) == f"artifact: wrong type: got {kind}, want a path"
 
 
+def test_an_empty_path_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtifactError) as caught:
+        load_artifact("")
+    assert str(caught.value) == (
+        "artifact '': got an empty path, want the directory of an artifact"
+    )
+
+
 @pytest.mark.parametrize("name", ["kernels/kernels.so", "sources/kernels.cpp"])
 @pytest.mark.parametrize("change", ["edit", "truncate"])
 def test_edited_file(write_artifact: Write, name: str, change: str) -> None:

@@ -1,5 +1,6 @@
 """Chat templates: what jinja says they mean, and an end to those that would not end."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import hypothesis.strategies as st
@@ -43,6 +44,7 @@ HUGE = [
     "{{ '%*d' % (1000000000, 1) }}",
     "{{ 'x'.ljust(10 ** 9) }}",
     "{{ 'x'|center(10 ** 9) }}",
+    "{{ strftime_now('%Y' * 10 ** 6) }}",
     "{{ ('x' * 10 ** 6).replace('x', 'y' * 10 ** 6) }}",
     "{{ ('x' * 10 ** 6)|replace('x', 'y' * 10 ** 6) }}",
 ]
@@ -75,6 +77,19 @@ def test_endless_templates_end(source: str) -> None:
 def test_texts_that_grow_without_bound_are_refused(source: str) -> None:
     with pytest.raises(SecurityError):
         render(source, {})
+
+
+def test_published_templates_use_more_than_jinja_has() -> None:
+    """Loops that are left, marks for training, and the date, which `transformers` gives too."""
+    source = (
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{%- generation %}{{ m.role }}{% endgeneration -%}{% endfor %}{{ strftime_now('%Y-%%') }}"
+    )
+    years = {str(now.year) for now in (datetime.now(), datetime.now() - timedelta(seconds=60))}
+    assert render(source, {"messages": MESSAGES}) in {f"system{year}-%" for year in years}
+    with pytest.raises(SecurityError, match="ran 100000 times"):
+        loop = "{% for j in range(9999) %}{% if j %}{% continue %}{% endif %}{% endfor %}"
+        render(f"{{% for i in range(99) %}}{loop}{{% endfor %}}", {})
 
 
 def test_the_bound_on_texts_is_where_it_says() -> None:

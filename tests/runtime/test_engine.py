@@ -208,6 +208,24 @@ def test_samples_differ_and_repeat_with_the_seed(engine: Engine) -> None:
     assert first.seed == 11 and first.usage == runtime.Usage(2, 48)
     alone = [engine.generate([4, 5], replace(params, n=1))[0].token_ids]
     assert alone == tokens[:1]
+    (greedy,) = engine.generate([4, 5], replace(params, temperature=0.0))
+    assert len({s.token_ids for s in greedy.samples}) == 1 and len(greedy.samples) == 4
+
+
+def test_the_loop_in_your_own_hands(engine: Engine, usual: runtime.RequestOutput) -> None:
+    """What the README says of `submit`, `step`, `abort` and `output`."""
+    kept, ended = engine.submit([5, 6, 7], GREEDY), engine.submit([5, 6, 7], GREEDY)
+    assert isinstance(kept, runtime.Submitted) and kept.prompt_ids == (5, 6, 7)
+    assert engine.step() and not any(s.is_finished for s in kept.samples)
+    with pytest.raises(RequestError, match="is not finished: step the engine until"):
+        engine.output(kept)
+    engine.abort(ended.id)
+    assert engine.output(ended).finish_reason == "abort"
+    while not all(sample.is_finished for sample in kept.samples):
+        assert engine.step()
+    assert not engine.step()
+    assert engine.output(kept).token_ids == usual.token_ids
+    engine.abort("nobody")
 
 
 def test_a_seed_is_drawn_and_returned(engine: Engine) -> None:
@@ -306,6 +324,9 @@ def test_wrong_calls_are_refused(engine: Engine) -> None:
          "sampling parameters: wrong type: got dict, want SamplingParams"),
         (lambda: engine.submit([1], GREEDY, request_id=""),
          "request id: got '', want a non-empty text"),
+        (lambda: engine.logits("abc"),
+         "logits: got the text 'abc', want a list of token ids; engine.tokenizer gives those of a "
+         "text"),
         (lambda: engine.abort(["a"]),  # type: ignore[arg-type]
          "request id: got list of 1, want a non-empty text"),
         (lambda: engine.generate(5, GREEDY),  # type: ignore[arg-type]

@@ -1,6 +1,10 @@
 """Sampling parameters: what is accepted, and the full sentence for everything refused."""
 
+import copy
+import inspect
 import math
+import pickle
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -126,7 +130,8 @@ REFUSED: list[tuple[str, Any, str]] = [
         "x" * 1025,
         f"string too long: got {'x' * 40!r}... of 1025 characters, want 1 to 1024 characters",
     ),
-    ("stop", "a\ud800", "half of a surrogate pair: got 'a\\ud800', want valid Unicode text"),
+    ("stop", "a\ud800", "half of a surrogate pair at character 1: got 'a\\ud800', want "
+     "valid Unicode text"),
     ("bad_words", "word", "wrong type str: got 'word', want a list of strings"),
     ("bad_words", [""], "empty string: got '', want 1 to 256 characters"),
     ("bad_words", [["a"]], "entry of wrong type tuple: got tuple of 1, want a string"),
@@ -176,18 +181,33 @@ def test_prompt_and_output_must_fit_the_context() -> None:
 
 
 def test_unknown_names_list_the_known_ones() -> None:
+    for build in (
+        lambda: SamplingParams.from_mapping({"temprature": 0.5}),
+        lambda: SamplingParams(temprature=0.5),  # type: ignore[call-arg]
+        lambda: replace(SamplingParams(), temprature=0.5),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(RequestError) as refusal:
+            build()
+        assert str(refusal.value) == (
+            "sampling parameter 'temprature': unknown name: got 0.5, want one of max_tokens,"
+            " temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,"
+            " frequency_penalty, logit_bias, allowed_token_ids, bad_words, seed, stop,"
+            " stop_token_ids, ignore_eos, logprobs, prompt_logprobs, n, min_tokens"
+        )
+
+
+def test_a_value_without_a_name_is_refused() -> None:
     with pytest.raises(RequestError) as refusal:
-        SamplingParams.from_mapping({"temprature": 0.5})
-    assert str(refusal.value) == (
-        "sampling parameter 'temprature': unknown name: got 0.5, want one of max_tokens,"
-        " temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,"
-        " frequency_penalty, logit_bias, allowed_token_ids, bad_words, seed, stop,"
-        " stop_token_ids, ignore_eos, logprobs, prompt_logprobs, n, min_tokens"
-    )
-    with pytest.raises(TypeError):
-        SamplingParams(temprature=0.5)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
         SamplingParams(16)  # type: ignore[misc]
+    assert str(refusal.value) == (
+        "sampling parameters: got 16 without a name, want name=value"
+    )
+
+
+def test_settings_are_copied_and_shown_by_their_names() -> None:
+    params = SamplingParams(top_k=3, stop="end")
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
+    assert list(inspect.signature(SamplingParams).parameters) == [f.name for f in fields(params)]
 
 
 def test_settings_must_be_a_mapping() -> None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from support.paged_rows import format_of, random_rows
-from support.paged_steps import make_tables, make_tokens, poisoned
+from support.paged_steps import Step, make_tables, make_tokens, poisoned
 from tilewright.graph import Graph, GraphBuilder, Role
 from tilewright.graph.ops import op_def
 from tilewright.graph.types import F32, I32, element_type
@@ -70,23 +70,6 @@ def build(p: Problem) -> Graph:
         operands.append(b.input("candidates", I32, tokens, p.blocks))
     b.output("out", b.op(p.op, *operands, **p.attrs))
     return b.build()
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """Operands by name as kernels take them, their values, and bound dims."""
-
-    arrays: dict[str, Array]
-    values: dict[str, Array]
-    dims: dict[str, int]
-
-    def take(self, chosen: Array) -> Step:
-        names = [n for n in ("q", "w", "positions", "request_rows", "candidates")
-                 if n in self.arrays]  # fmt: skip
-        cut = {n: np.ascontiguousarray(self.arrays[n][chosen]) for n in names}
-        values = {n: self.values[n][chosen] for n in names}
-        return Step({**self.arrays, **cut}, {**self.values, **values},
-                    {**self.dims, "tokens": len(chosen)})  # fmt: skip
 
 
 def make_step(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from support.paged_rows import format_of, random_rows
-from support.paged_steps import Tables, Tokens, make_tables, make_tokens, poisoned
+from support.paged_steps import Step, Tables, Tokens, make_tables, make_tokens, poisoned
 from tilewright.graph import Graph, GraphBuilder, Role
 from tilewright.graph.build import Value
 from tilewright.graph.dims import Dim
@@ -89,23 +89,6 @@ def build(p: Problem) -> Graph:
     scaled = out * 2.0 if p.epilogue and p.scaled else out
     b.output("out", b.cast(scaled, BF16) if p.epilogue else out)
     return b.build()
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """Operands of one launch by name, fp64-ready values of the states, and bound dims."""
-
-    arrays: dict[str, Array]
-    values: dict[str, Array]
-    dims: dict[str, int]
-
-    def take(self, chosen: Array) -> Step:
-        """The same states, some of the tokens."""
-        names = [n for n in ("q", "positions", "request_rows", "selected") if n in self.arrays]
-        cut = {**self.arrays, **{n: np.ascontiguousarray(self.arrays[n][chosen]) for n in names}}
-        values = {**self.values, **{n: cut[n] for n in names if n != "q"}}
-        values["q"] = self.values["q"][chosen]
-        return Step(cut, values, {**self.dims, "tokens": len(chosen)})
 
 
 def make_step(p: Problem, spans: list[tuple[int, int]], seed: int, padding: int = 1) -> Step:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 I32 = NDArray[np.int32]
+OF_TOKENS = ("q", "w", "positions", "request_rows", "candidates", "selected")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,3 +64,20 @@ def poisoned(memory: Array, slots: list[Array], byte: int = 0xFF) -> Array:
     absent = np.setdiff1d(np.arange(len(flat)), kept)
     flat.view(np.uint8).reshape(len(flat), -1)[absent] = byte
     return flat.reshape(memory.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Operands of one launch by name as kernels take them, their values, and bound dims."""
+
+    arrays: dict[str, Array]
+    values: dict[str, Array]
+    dims: dict[str, int]
+
+    def take(self, chosen: Array) -> Step:
+        """The same states, some of the tokens."""
+        names = [n for n in OF_TOKENS if n in self.arrays]
+        cut = {n: np.ascontiguousarray(self.arrays[n][chosen]) for n in names}
+        values = {n: self.values[n][chosen] for n in names}
+        return Step({**self.arrays, **cut}, {**self.values, **values},
+                    {**self.dims, "tokens": len(chosen)})  # fmt: skip

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.ascend_latent import PagedKernels, graph_of, halved
-from support.latent_cases import Problem, Step, expected, make_step
+from support.latent_cases import Problem, expected, make_step
+from support.paged_steps import Step
 
 pytestmark = pytest.mark.cpu
 PROBLEMS = {

@@ -12,8 +12,9 @@ import torch
 
 from support.ascend_latent import PagedKernels
 from support.ascend_rows import TARGET
-from support.index_cases import MXFP4, Problem, Step, build, expected, make_step
+from support.index_cases import MXFP4, Problem, build, expected, make_step
 from support.kernel_case import distinct_bodies
+from support.paged_steps import Step
 from tilewright.codegen.select import select
 from tilewright.graph import Group
 from tilewright.graph.errors import TargetError

@@ -19,12 +19,12 @@ from support.index_cases import (
     PROBLEMS,
     SPANS,
     Problem,
-    Step,
     build,
     expected,
     make_step,
 )
 from support.launch import Kernels, equal_bytes
+from support.paged_steps import Step
 from support.tiny import quick_target
 from tilewright.graph.ops.index import index_scores
 

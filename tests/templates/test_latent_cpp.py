@@ -18,13 +18,13 @@ from support.latent_cases import (
     PROBLEMS,
     SPANS,
     Problem,
-    Step,
     build,
     expected,
     make_step,
     widened,
 )
 from support.launch import Kernels, equal_bytes
+from support.paged_steps import Step
 from support.tiny import quick_target
 
 pytestmark = pytest.mark.cpu

@@ -13,7 +13,8 @@ import torch
 
 from support.contract_graphs import only_body
 from support.hopper_run import HopperRun
-from support.latent_cases import Problem, Step, build, expected, make_step
+from support.latent_cases import Problem, build, expected, make_step
+from support.paged_steps import Step
 from tilewright.codegen.emit import cuda_latent
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec, Schedule

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from support.latent_cases import Problem, Step, build, expected, make_step
+from support.latent_cases import Problem, build, expected, make_step
+from support.paged_steps import Step
 from support.triton_kernels import Interpreted, equal_bits
 from tilewright.codegen.body import extract
 from tilewright.codegen.flags import Flags

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.index_cases import MXFP4, Problem, Step, build, expected, make_step
+from support.index_cases import MXFP4, Problem, build, expected, make_step
+from support.paged_steps import Step
 from support.triton_kernels import Interpreted
 from tilewright.codegen.body import extract
 from tilewright.codegen.flags import Flags

@@ -15,7 +15,7 @@ from tilewright.graph.types import TensorType, element_type
 from tilewright.runtime import RequestError
 from tilewright.runtime.artifact_files import read_manifest
 from tilewright.tools import bench_peers
-from tilewright.tools.bench import refuse_unwritable
+from tilewright.tools.bench import batches_of, refuse_unwritable
 from tilewright.tools.bench_engine import (
     CostTable,
     cache_bytes_per_token,
@@ -27,7 +27,6 @@ from tilewright.tools.bench_peer_process import PeerProcess, PeerRequest, parse_
 from tilewright.tools.bench_plot import plot
 from tilewright.tools.bench_report import _figures
 from tilewright.tools.bench_run import Measure, find, take_turns
-from tilewright.tools.bench_settings import parse_batches
 from tilewright.tools.cli import app
 
 pytestmark = pytest.mark.cpu
@@ -128,18 +127,12 @@ def test_no_matplotlib(call: Call, artifact: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--threads", 0), "bench 'threads': got 0, want 1 to 1024 (the most threads)"),
-        (("--repeat", 0), "bench 'repeat': got 0, want 1 to 1000 (the most repeats)"),
         (("--prompt-tokens", 96),
          "bench 'prompt-tokens': got 96, want 1 to 95 (the context less one token)"),
         (("--prompt-tokens", 8, "--decode-tokens", 90, "--batch", 1),
          "bench 'context': got 64, want 1 to 5 (the model's context less the decoded tokens)"),
         (("--prompt-tokens", 8, "--decode-tokens", 8, "--batch", "1,65"),
          "bench 'batch': got 65, want 1 to 4 (the most requests of a step)"),
-        (("--batch", "two"), "bench 'batch': got 'two', want sizes of at least 1, such as 1,8"),
-        (("--batch", "0"), "bench 'batch': got '0', want sizes of at least 1, such as 1,8"),
-        (("--prompt-tokens", 8, "--decode-tokens", 8, "--batch", 1, "--peer", "vllm"),
-         "bench 'peer': unknown: got 'vllm', want llama.cpp=FILE.gguf or transformers"),
         (("--prompt-tokens", 8, "--decode-tokens", 8, "--batch", 1, "--peer",
           "llama.cpp=none.gguf"),
          "bench 'peer': no such file: got 'llama.cpp=none.gguf', want llama.cpp=FILE.gguf"),
@@ -150,13 +143,42 @@ def test_refusals(call: Call, artifact: Path, arguments: tuple[object, ...], mes
     assert (done.code, done.err) == (1, f"error: {message}\n")
 
 
+USAGE = {
+    ("--threads", 0): "'--threads': got '0', want a whole number from 1 to 1024",
+    ("--repeat", 0): "'--repeat': got '0', want a whole number from 1 to 1000",
+    ("--repeat", 1001): "'--repeat': got '1001', want a whole number from 1 to 1000",
+    ("--context", 0): "'--context': got '0', want a whole number of at least 1",
+    ("--decode-tokens", "x"): "'--decode-tokens': got 'x', want a whole number of at least 1",
+    ("--batch", "two"): "'--batch': got 'two', want sizes of at least 1, such as 1,8",
+    ("--batch", "0"): "'--batch': got '0', want sizes of at least 1, such as 1,8",
+    ("--peer", "vllm"): "'--peer': got 'vllm', want llama.cpp=FILE.gguf or transformers",
+    ("--peer", "llama.cpp"): "'--peer': got 'llama.cpp', want llama.cpp=FILE.gguf or transformers",
+    ("--png", ""): "'--png': got '', want a path",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", USAGE, ids=str)
+def test_usage_errors(call: Call, arguments: tuple[object, ...]) -> None:
+    """What no artifact could be measured with is a usage error, as it is for other commands."""
+    done = call("bench", "none", *arguments)
+    want = f"error: Invalid value for {USAGE[arguments]}; see tilewright bench --help\n"
+    assert (done.code, done.err) == (2, want)
+
+
+def test_an_interpreter_for_no_peer_is_refused(call: Call) -> None:
+    done = call("bench", "none", "--peer-python", "python3")
+    assert (done.code, done.err) == (
+        2, "error: option '--peer-python': is for peers: want --peer beside it\n"
+    )  # fmt: skip
+
+
 def test_no_artifact(call: Call, tmp_path: Path) -> None:
     done = call("bench", tmp_path / "none")
     assert done.err == f"error: artifact '{tmp_path / 'none'}': there is no such directory\n"
 
 
 def test_batch_one_is_always_measured() -> None:
-    assert parse_batches("8, 2") == (1, 2, 8)
+    assert batches_of("8, 2") == (1, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +251,23 @@ def test_a_peer_that_is_not_installed() -> None:
     # Either the package is missing here, or it cannot open the file: both are one sentence.
     with pytest.raises(RequestError, match="^peer 'llama.cpp': "):
         PeerProcess(request, sys.executable, common={"threads": 1, "positions": 8, "sequences": 1})
+
+
+def test_a_peer_that_is_missing_says_how_to_get_it(tmp_path: Path) -> None:
+    """An interpreter that finds no package stands for one that has none."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    for peer, module, packages in (
+        ("transformers", "torch", "transformers torch"),
+        ("llama.cpp", "llama_cpp", "llama-cpp-python"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            PeerProcess(PeerRequest(peer, peer, {}), str(bare), common={"threads": 1})
+        assert str(caught.value) == (
+            f"peer '{peer}': module '{module}' is not installed: run {bare} -m pip install "
+            f"{packages}, or name another interpreter in --peer-python"
+        )
 
 
 def test_no_such_interpreter() -> None:

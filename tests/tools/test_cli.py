@@ -76,8 +76,8 @@ def test_sampling_options_are_those_of_the_api() -> None:
 
 
 def test_choices_are_those_of_the_compiler() -> None:
-    assert tuple(options.Mode) == MODES
-    assert set(options.Dtype) == {"auto", *DTYPES}
+    assert options.MODES == MODES
+    assert set(options.DTYPES) == {"auto", *DTYPES}
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,25 @@ def test_choices_are_those_of_the_compiler() -> None:
          "'--logit-bias': got '5=1', want ID:VALUE such as 42:-1.5"),
         (["generate", "a"], "no prompt given: want --prompt, --tokens or --prompt-file"),
         (["generate", "a", "--prompt", "p", "--system", "s"], "'--system': is for --chat only"),
+        (["generate", "a", "--prompt", "p", "--tokens", "1", "--chat"],
+         "'--tokens': got --chat too, and no chat template takes token ids"),
+        (["generate", "a", "--prompt", "p", "--threads", "0"],
+         "'--threads': got '0', want a whole number from 1 to 1024"),
+        (["generate", "a", "--prompt", "p", "--seed", "x"],
+         "'--seed': got 'x', want a whole number"),
+        (["generate", "a", "--prompt", "p", "--top-k", "1" * 5000],
+         f"'--top-k': got '{'1' * 40}'..., want a whole number"),
+        (["generate", "a", "--prompt", "p", "--top-p", "x"], "'--top-p': got 'x', want a number"),
+        (["generate", "", "--prompt", "p"], "'artifact': got '', want a path"),
+        (["generate", "a", "--prompt-file", ""], "'--prompt-file': got '', want a path"),
     ],
 )  # fmt: skip
 def test_usage_errors(call: Call, arguments: list[str], sentence: str) -> None:
     done = call(*arguments)
     assert (done.code, done.out) == (2, "")
     lead = "error: Invalid value for " if sentence.startswith("'") else "error: Invalid value: "
-    assert done.err == f"{lead}{sentence}; see tilewright generate --help\n"
+    said = done.err.replace("'ARTIFACT'", "'artifact'")  # as releases of typer spell it
+    assert said == f"{lead}{sentence}; see tilewright generate --help\n"
 
 
 @pytest.mark.parametrize(
@@ -128,11 +140,35 @@ def test_replay_tokens_are_a_number_or_the_default(call: Call, value: str, tmp_p
     )
 
 
-@pytest.mark.parametrize("name", ["--mode", "--dtype", "--jobs", "--max-context"])
-def test_unknown_option_values_are_usage_errors(call: Call, name: str, tmp_path: Path) -> None:
-    done = call("compile", "m", "-o", tmp_path / "out", name, "0.5x")
-    assert done.code == 2
-    assert done.err.startswith(f"error: Invalid value for '{name}'") and done.err.count("\n") == 1
+VALUES = {
+    ("--mode", "slow"): "'--mode': got 'slow', want deterministic or fast",
+    ("--dtype", "0.5x"): "'--dtype': got '0.5x', want auto or float32 or bfloat16",
+    ("--jobs", "0"): "'--jobs' / '-j': got '0', want a whole number from 1 to 1024",
+    ("-j", "x"): "'--jobs' / '-j': got 'x', want a whole number from 1 to 1024",
+    ("--max-context", "0"): "'--max-context': got '0', want a whole number of at least 1",
+    ("--max-tokens-per-step", "1.5"):
+        "'--max-tokens-per-step': got '1.5', want a whole number of at least 1",
+    ("-o", ""): "'--output' / '-o': got '', want a path",
+    ("--config", ""): "'--config': got '', want a name or a path",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", VALUES, ids=" ".join)
+def test_bad_values_are_usage_errors_that_say_what_was_got(
+    call: Call, given: tuple[str, str], tmp_path: Path
+) -> None:
+    done = call("compile", "m", "-o", tmp_path / "out", *given)
+    assert (done.code, done.out) == (2, "")
+    want = f"error: Invalid value for {VALUES[given]}; see tilewright compile --help\n"
+    assert done.err == want
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_empty_model_is_not_the_current_folder(call: Call, tmp_path: Path) -> None:
+    for command, *rest in (("compile", "-o", tmp_path / "out"), ("tune",)):
+        done = call(command, "", *rest)
+        assert done.code == 2
+        assert "got '', want a name or a path; see tilewright" in done.err
     assert not any(tmp_path.iterdir())
 
 
@@ -153,7 +189,7 @@ def test_a_missing_artifact_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [(["generate", "--prompt", "x"], 1), (["generate"], 2), (["check"], 1), (["bench"], 1),
-     (["inspect"], 1), (["inspect", "--stage", "x"], 1), (["compile", "-o", "out"], 1),
+     (["inspect"], 1), (["inspect", "--stage", "x"], 2), (["compile", "-o", "out"], 1),
      (["compile"], 2), (["tune"], 1), (["tune", "--jobs", "0"], 2), (["fly"], 2)],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip

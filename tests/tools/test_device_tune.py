@@ -129,7 +129,8 @@ def test_a_configuration_in_place_of_a_model(
     assert unbuilt and all(name.startswith("latent_") for name in unbuilt)
     refused = call("tune", *asked[:2])
     assert (refused.code, refused.err) == (
-        2, "error: target 'cpu': is measured with a model's weights: got --config, want a model\n"
+        2, "error: target 'cpu': is measured where it runs, with a model's weights: got --config, "
+        "want none of the options of GPU targets\n"
     )  # fmt: skip
     assert "got both, want a model or --config" in call("tune", "x", *asked[:2]).err
     assert "got neither, want a model or --config" in call("tune").err
@@ -260,11 +261,18 @@ def test_refused_arguments(call: Call, model: Path, tmp_path: Path, records: Pat
     assert (both.code, both.err) == (
         2, "error: option '--export': got --import too, want one of them\n"
     )  # fmt: skip
-    cpu = call("tune", str(model), "--export", str(tmp_path / "out"))
-    assert (cpu.code, cpu.err) == (
-        2, "error: target 'cpu': is measured where it runs: got --export or --import, "
-        "want neither\n",
-    )  # fmt: skip
+    for given in (
+        ("--export", tmp_path / "out"), ("--import", "a"), ("--budget", 16), ("--templates", "row"),
+        ("--budget", 2, "--templates", "row"),
+    ):  # fmt: skip
+        cpu = call("tune", str(model), *given)
+        named = ", ".join(str(option) for option in given[::2])
+        assert (cpu.code, cpu.err) == (
+            2, "error: target 'cpu': is measured where it runs, with a model's weights: got "
+            f"{named}, want none of the options of GPU targets\n",
+        )  # fmt: skip
+    done = call("tune", str(model), *ASKED, "--export", "o", "--templates", "")
+    assert done.err.startswith("error: target 'sm90': kernel template '': unknown: have ")
     if not torch.cuda.is_available():
         done = call("tune", str(model), *ASKED)
         assert done.code == 1 and "got GPU none, want sm90; use --export DIR" in done.err

@@ -136,7 +136,8 @@ def test_bad_lines_end_alone(call: Call, artifact: Path, tmp_path: Path) -> None
         {"tokens": [VOCAB]},
         {"prompt": "x", "params": {"heat": 1}},
         {"prompt": "x" * CONTEXT},
-        {"messages": [{"role": "user", "content": "x"}]},
+        {"prompt": "x", "messages": [{"role": "user", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "a\ud800"}]},
         [1],
         '{"prompt": "x", "params": {}, "params": {"seed": 1}}',
         {"tokens": [7, 8]},
@@ -147,8 +148,8 @@ def test_bad_lines_end_alone(call: Call, artifact: Path, tmp_path: Path) -> None
     assert first["token_ids"] == [9, 9]
     (alone,) = call("generate", artifact, "--tokens", "7,8", *SHORT, "--json").lines
     assert last["token_ids"] == alone["token_ids"]
-    assert [list(each) for each in bad] == [["line", "error"]] * 8
-    assert [each["line"] for each in bad] == [2, 4, 5, 6, 7, 8, 9, 10]
+    assert [list(each) for each in bad] == [["line", "error"]] * 9
+    assert [each["line"] for each in bad] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
     errors = [str(each["error"]).removeprefix(f"line {each['line']}: ") for each in bad]
     assert errors[0].startswith("not JSON: ")
     assert errors[1:3] == [
@@ -161,10 +162,44 @@ def test_bad_lines_end_alone(call: Call, artifact: Path, tmp_path: Path) -> None
         f"(context of {CONTEXT} tokens)"
     )
     assert errors[5:] == [
-        "key 'messages': is for --chat only: want prompt or tokens",
+        "got prompt and messages, want one of prompt, tokens, messages",
+        "chat: message 0: 'content': is not valid Unicode: got a lone surrogate at character 1, "
+        "want text",
         "got list, want an object",
         "key 'params': is given twice",
     ]  # fmt: skip
+
+
+def test_messages_are_a_chat_without_being_told(
+    call: Call, artifact: Path, tmp_path: Path
+) -> None:
+    """What the README shows works as it stands there; --chat makes a text the user's message."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (shown,) = re.findall(r'^\{"messages".*$', readme, re.MULTILINE)
+    file = write_lines(tmp_path / "p.jsonl", shown, {"prompt": "What is a tile?"})
+    done = call("generate", artifact, "--prompt-file", file, "--json", *SHORT)
+    assert (done.code, done.err) == (0, "")
+    text = "<|user|>What is a tile?<|end|><|assistant|>"
+    (plain,) = call("generate", artifact, "--prompt", text, *SHORT, "--json").lines
+    chat, alone = done.lines
+    assert chat["prompt_token_ids"] == plain["prompt_token_ids"] != alone["prompt_token_ids"]
+    both = call("generate", artifact, "--chat", "--prompt-file", file, "--json", *SHORT).lines
+    assert [line["prompt_token_ids"] for line in both] == [plain["prompt_token_ids"]] * 2
+
+
+def test_token_ids_are_no_chat(call: Call, artifact: Path, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"tokens": [7]}, {"prompt": "a"})
+    done = call("generate", artifact, "--chat", "--prompt-file", file, "--json", *SHORT)
+    refused, _ = done.lines
+    assert (done.code, refused["error"]) == (1, (
+        "line 1: key 'tokens': got --chat too, and no chat template takes token ids: "
+        "want prompt or messages"
+    ))  # fmt: skip
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    assert list(read_lines(tmp_path / "p.jsonl", chat=False)) == [Asked(prompt="a", line=1)]
 
 
 def test_bad_lines_go_to_stderr_as_text(call: Call, artifact: Path, tmp_path: Path) -> None:

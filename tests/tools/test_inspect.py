@@ -113,12 +113,12 @@ def test_source_by_kernel_group_and_node(call: Call, artifact: Path) -> None:
 def test_refusals(call: Call, artifact: Path, tmp_path: Path) -> None:
     done = call("inspect", artifact, "--stage", "fuse")
     assert (done.code, done.err) == (
-        1, "error: stage 'fuse': unknown: have model, fused, plan, kernels, numerics, memory, "
+        2, "error: stage 'fuse': unknown: have model, fused, plan, kernels, numerics, memory, "
         "coverage, manifest, pipes\n"
     )  # fmt: skip
     done = call("inspect", artifact, "--stage", "pipes", "--html", tmp_path / "page.html")
     assert (done.code, done.err) == (
-        1, "error: inspect 'html': a page has no pipes: want no --stage pipes beside it\n"
+        2, "error: inspect 'html': a page has no pipes: want no --stage pipes beside it\n"
     )  # fmt: skip
     done = call("inspect", artifact, "--kernel", "none")
     known = [k.symbol for k in ArtifactText(artifact).manifest.kernels]
@@ -129,6 +129,7 @@ def test_refusals(call: Call, artifact: Path, tmp_path: Path) -> None:
     assert done.err == (
         "error: inspect 'kernel': prints a source: want no --stage or --json beside it\n"
     )
+    assert done.code == 2
     done = call("inspect", tmp_path)
     assert done.err == f"error: artifact '{tmp_path}': file 'manifest.json' is missing\n"
 

@@ -15,6 +15,7 @@ from tilewright.tools.streams import prepare_streams
 
 from .conftest import command
 
+FULL = b"error: standard output: No space left on device\n"
 STRICT = {"PYTHONIOENCODING": "utf-8:strict", "PYTHONUTF8": "0"}
 
 
@@ -26,19 +27,50 @@ def shell(line: str, *arguments: object, given: bytes = b"") -> subprocess.Compl
                           capture_output=True, check=False)  # fmt: skip
 
 
-def test_closed_streams_are_open_nowhere() -> None:
-    for closed in (">&-", "<&-", "2>&-", "<&- >&- 2>&-"):
+def test_an_input_or_notes_that_are_closed_are_open_nowhere() -> None:
+    for closed in ("<&-", "2>&-", "<&- 2>&-"):
         done = shell(f'"$@" {closed}', "--help")
-        is_shown = b"Compile language models" in done.stdout
         assert (done.returncode, done.stderr) == (0, b""), closed
-        assert is_shown == (closed in ("<&-", "2>&-")), closed
+        assert b"Compile language models" in done.stdout, closed
+
+
+NOWHERE = b"error: standard output: is closed: nobody could read the answer\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_an_answer_that_nobody_could_read_is_an_error(closed: str) -> None:
+    said = b"" if "2>&-" in closed else NOWHERE
+    done = shell(f'"$@" {closed}', "--help")
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_closed_or_full_stdout_fails_after_its_sentence(
+    artifact: Path, form: tuple[str, ...]
+) -> None:
+    asked = ("generate", artifact, "--tokens", "1,2", "--max-tokens", 2, *form)
+    closed = shell('"$@" >&-', *asked)
+    assert (closed.returncode, closed.stderr) == (1, NOWHERE)
+    full = shell('"$@" >/dev/full', *asked)
+    assert (full.returncode, full.stderr) == (1, FULL)
+
+
+def test_a_failure_is_told_though_its_json_is_not() -> None:
+    sentence = b"error: artifact 'none': there is no such directory\n"
+    for place in (">&-", ">/dev/full"):
+        done = shell(f'"$@" {place}', "inspect", "none", "--json")
+        assert (done.returncode, done.stderr) == (1, sentence), place
 
 
 def test_a_file_does_not_take_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom tilewright.tools.streams import prepare_streams\nprepare_streams()\n"
-        "file = open(sys.argv[1], 'w')\nprint('out')\nprint('err', file=sys.stderr)\n"
-        "assert file.fileno() > 2 and sys.stdin.read() == ''"
+        "file = open(sys.argv[1], 'w')\nprint('err', file=sys.stderr)\n"
+        "assert file.fileno() > 2 and sys.stdin.read() == ''\n"
+        "try: print('out', flush=True)\n"
+        "except OSError: sys.stdout = None\n"
+        "else: raise AssertionError"
     )
     line = 'exec 0<&- 1>&- 2>&-; exec "$@"'
     root = Path(__file__).parents[2] / "src"
@@ -50,7 +82,21 @@ def test_a_file_does_not_take_the_number_of_a_closed_stream(tmp_path: Path) -> N
 def test_a_full_disk_under_stdout_is_one_sentence() -> None:
     done = shell('"$@" >/dev/full', "--help")
     assert done.returncode == 1
-    assert done.stderr == b"error: reading or writing: No space left on device\n"
+    assert done.stderr == FULL
+
+
+@pytest.mark.cpu
+def test_a_full_disk_under_a_file_is_one_sentence(artifact: Path) -> None:
+    small = ("--prompt-tokens", 4, "--decode-tokens", 2, "--context", 2, "--batch", 1, "--repeat",
+             1)  # fmt: skip
+    for asked in (
+        ("logits", artifact, "--tokens", "1,2", "-o", "/dev/full"),
+        ("inspect", artifact, "--html", "/dev/full"),
+        ("bench", artifact, "-o", "/dev/full", *small),
+    ):  # fmt: skip
+        done = shell('"$@"', *asked)
+        said = done.stderr.decode().strip()
+        assert (done.returncode, said) == (1, "error: '/dev/full': No space left on device")
 
 
 def test_no_character_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +115,18 @@ def test_bytes_that_are_no_text_are_refused_line_by_line(artifact: Path) -> None
     done = shell('"$@"', "chat", artifact, "--max-tokens", 4, given=b"a\xff\nb\n")
     errors = done.stderr.decode().splitlines()
     assert done.returncode == 0, errors
-    assert errors[0].startswith("error: prompt: is not valid Unicode: got a lone surrogate at ")
+    assert errors[0] == (
+        "error: chat: message 0: 'content': is not valid Unicode: got a lone surrogate at "
+        "character 1, want text"
+    )
     assert "tokens/s, seed " in errors[1]
     lines = b'\xff\xfe\n{"prompt": "\xff"}\n{"tokens": [7]}\n'
     done = shell('"$@"', "generate", artifact, "--prompt-file", "-", "--json", "--max-tokens", 2,
                  given=lines)  # fmt: skip
     first, second, third = (json.loads(line) for line in done.stdout.splitlines())
     assert done.returncode == 1 and "token_ids" in third
-    assert all("not JSON" in line["error"] for line in (first, second))
+    want = ", want text in UTF-8"
+    assert [line["error"] for line in (first, second)] == [
+        f"line 1: not UTF-8: got byte 0xff at byte 0 of the line{want}",
+        f"line 2: not UTF-8: got byte 0xff at byte 12 of the line{want}",
+    ]

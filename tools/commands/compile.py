@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def compile_model(
     model: options.ModelToCompile = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Directory to write.")
+        Path | None, options.place("--output", "-o", help="Directory to write.")
     ] = None,
     target: options.TargetName = "cpu",
-    mode: options.ModeName = options.Mode.deterministic,
-    dtype: options.DtypeName = options.Dtype.auto,
+    mode: options.ModeName = "deterministic",
+    dtype: options.DtypeName = "auto",
     tune: Annotated[bool, typer.Option("--tune", help="Measure kernels without record.")] = False,
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
@@ -46,11 +46,11 @@ def compile_model(
     from tilewright.tools.commands.job import Asked
     from tilewright.tools.progress import StageBars
 
-    _check_asked(model, output, model_config, plan_only)
+    _check_asked(model, output, model_config, plan_only=plan_only, tune=tune)
     start = time.perf_counter()
     chosen = options.simulated(target) if simulate else target
     asked = Asked(
-        model=model, model_config=model_config, target=chosen, mode=mode.value, dtype=dtype.value,
+        model=model, model_config=model_config, target=chosen, mode=mode, dtype=dtype,
         max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
         quantise_cache=not no_cache_quantisation, layers=layers,
         replay_tokens=options.replay_of(replay_tokens),
@@ -68,8 +68,9 @@ def compile_model(
 
 
 def _check_asked(
-    model: str | None, output: Path | None, model_config: str | None, plan_only: bool
-) -> None:
+    model: str | None, output: Path | None, model_config: str | None, *, plan_only: bool,
+    tune: bool,
+) -> None:  # fmt: skip
     """Refuse what is neither a compilation nor a plan."""
     if (model is None) == (model_config is None):
         got = "neither" if model is None else "both"
@@ -80,6 +81,8 @@ def _check_asked(
         )
     if not plan_only and model is not None and output is None:
         raise CommandUsageError("option '--output': missing: want the directory to write")
+    if tune and output is None:
+        raise CommandUsageError("option '--tune': a plan measures nothing: want it with --output")
 
 
 def _plan(asked: Asked, start: float, *, as_json: bool) -> None:
@@ -133,6 +136,8 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
         "launches_per_layer": max(layers.values(), default=0),
         "weights_bytes": report.weights_bytes,
         "has_weights": bool(manifest.weights_digest),
+        "has_tokenizer": manifest.model.tokenizer is not None,
+        "has_chat_template": manifest.model.chat_template is not None,
         "dtype": manifest.dtype,
         "mode": manifest.mode,
         "invariance": manifest.invariance,
@@ -141,6 +146,15 @@ def summarise(report: CompileReport, found: Resolved, seconds: float) -> dict[st
         "tuning": {"found": found.records.num_found, "measured": found.records.num_measured},
         "seconds": round(seconds, 3),
     }
+
+
+def _prompts(summary: dict[str, Any]) -> str:
+    """Say what may be asked of an artifact: a checkpoint may come without a tokenizer."""
+    if not summary["has_tokenizer"]:
+        return "token ids alone: the model came without a tokenizer, so that no text can be read"
+    if not summary["has_chat_template"]:
+        return "text and token ids; the model came without a chat template, so no chat"
+    return "text, chat and token ids"
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
@@ -155,6 +169,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
                      f"{summary['launches_per_layer']} a layer"),
         ("weights", f"{summary['weights_bytes'] / 1e6:.1f} MB"
                     + ("" if summary["has_weights"] else ", left out")),
+        ("prompts", _prompts(summary)),
         ("computes in", f"{summary['dtype']}, {mode_text(summary)}, {summary['target']}"),
         ("numerics", summary["numerics_digest"][:16]),
         ("time", f"{summary['seconds']:.1f} s"),

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright.tools.failures import CommandError
+from tilewright.tools.failures import CommandError, writing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,10 +45,11 @@ def tune_device(
         return []
     with tempfile.TemporaryDirectory(prefix="tilewright-") as spare:
         folder = export_to or Path(spare)
-        export(
-            list(missing.values()), folder, found.target, found.toolchain, found.flags.cache,
-            jobs=found.jobs, progress=bars,
-        )  # fmt: skip
+        with writing(folder):
+            export(
+                list(missing.values()), folder, found.target, found.toolchain, found.flags.cache,
+                jobs=found.jobs, progress=bars,
+            )  # fmt: skip
         if export_to is None:
             return _keep(adopt(_measure(folder), cases), cases, found)
     print(

@@ -30,12 +30,15 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="Repeatable.")] = None,
     tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="1,2,3",
                                                      help="Prompt as ids; repeatable.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(
-        "--prompt-file", help="JSON lines with prompt, tokens or messages, and params; - is stdin."
-    )] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
-    system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")
-                      ] = None,
+    prompt_file: Annotated[Path | None, o.place("--prompt-file", help=(
+        "JSON lines with prompt (text), tokens or messages (a chat), and params; - is stdin."
+    ))] = None,
+    chat: Annotated[bool, typer.Option("--chat", help=(
+        "Make a text the user's message in the chat template. Messages always go through it."
+    ))] = False,
+    system: Annotated[str | None, typer.Option("--system", help=(
+        "With --chat: system message of conversations that have none."
+    ))] = None,
     max_tokens: o.MaxTokens = None, temperature: o.Temperature = None, top_k: o.TopK = None,
     top_p: o.TopP = None, min_p: o.MinP = None, repetition_penalty: o.RepetitionPenalty = None,
     presence_penalty: o.PresencePenalty = None, frequency_penalty: o.FrequencyPenalty = None,
@@ -43,7 +46,9 @@ def generate(
     bad_words: o.BadWords = None, seed: o.Seed = None, stop: o.Stop = None,
     stop_token_ids: o.StopTokenIds = None, ignore_eos: o.IgnoreEos = None,
     logprobs: o.Logprobs = None, prompt_logprobs: o.PromptLogprobs = None, n: o.NumSamples = None,
-    min_tokens: o.MinTokens = None, threads: o.Threads = None, as_json: o.Json = False,
+    min_tokens: o.MinTokens = None, threads: o.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")
+                       ] = False,
 ) -> None:  # fmt: skip
     """Generate for prompts: streamed text for one, else one result after the other."""
     settings = o.sampling_settings(call.params)
@@ -59,6 +64,10 @@ def _asked(
     """Return all prompts; raise a usage error where there are none, or options do not fit."""
     if system is not None and not chat:
         raise typer.BadParameter("is for --chat only", param_hint="'--system'")
+    if tokens and chat:
+        raise typer.BadParameter(
+            "got --chat too, and no chat template takes token ids", param_hint="'--tokens'"
+        )
     found = [Asked(prompt=text) for text in prompts]
     found += [Asked(prompt=o.ids_of(ids, "--tokens")) for ids in tokens]
     found += read_lines(path, chat=chat) if path is not None else []
@@ -69,7 +78,7 @@ def _asked(
 
 
 def _with_messages(asked: Asked, system: str | None) -> Asked:
-    """Make a text the user's message of a conversation; token ids stay what they are."""
+    """Make a text the user's message of a conversation, and begin one with the system's."""
     messages = asked.messages
     if isinstance(asked.prompt, str):
         messages = [{"role": "user", "content": asked.prompt}]

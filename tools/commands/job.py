@@ -14,7 +14,9 @@ from tilewright.codegen.flags import Flags
 from tilewright.codegen.plan import first_candidate
 from tilewright.codegen.target import Target, Toolchain
 from tilewright.codegen.tune import Measure, TuningRecords, tuned_choice
+from tilewright.graph.errors import LowerError, TargetError
 from tilewright.targets.registry import resolve
+from tilewright.tools.failures import CommandUsageError
 from tilewright.tools.measure import machine_name
 from tilewright.tools.prepare import Prepared, prepare, prepare_config
 
@@ -51,9 +53,15 @@ class Resolved:
 
 
 def resolve_asked(asked: Asked) -> Resolved:
-    """Find target and compiler first: a missing one should not cost the time to read a model."""
+    """Find target and compiler first: a missing one should not cost the time to read a model.
+
+    Raises CommandUsageError for a target that there is not.
+    """
     flags = Flags.from_environment()
-    target, toolchain = resolve(asked.target, cxx=flags.cxx)
+    try:
+        target, toolchain = resolve(asked.target, cxx=flags.cxx)
+    except TargetError as error:
+        raise CommandUsageError(str(error)) from None
     toolchain.identity()
     jobs = asked.jobs or len(os.sched_getaffinity(0))
     records = TuningRecords(records_path(target, flags))
@@ -81,14 +89,20 @@ def schedule_source(target: Target) -> str:
 
 
 def open_model(asked: Asked) -> Prepared:
-    """Open the model with the bounds that were asked for."""
-    config = CompileConfig(
-        mode=asked.mode,
-        max_tokens_per_step=asked.max_tokens_per_step,
-        quantise_cache=asked.quantise_cache,
-        layers=asked.layers,
-        replay_tokens=asked.replay_tokens,
-    )
+    """Open the model with the bounds that were asked for.
+
+    Raises CommandUsageError for a setting that no model could be compiled with.
+    """
+    try:
+        config = CompileConfig(
+            mode=asked.mode,
+            max_tokens_per_step=asked.max_tokens_per_step,
+            quantise_cache=asked.quantise_cache,
+            layers=asked.layers,
+            replay_tokens=asked.replay_tokens,
+        )
+    except LowerError as error:
+        raise CommandUsageError(str(error)) from None
     if asked.model is None:
         name = asked.model_config
         assert name is not None, "neither a model nor a configuration"

@@ -10,9 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tilewright.tools.commands import options
+from tilewright.tools.failures import writing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 def logits(
     artifact: options.Artifact,
     tokens: options.Tokens,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, .npy.")],
+    output: Annotated[Path, options.place("--output", "-o", help="File to write, .npy.")],
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
@@ -34,7 +33,8 @@ def logits(
         engine = runtime.load(artifact, num_threads=threads)
     with engine:
         values = engine.logits(ids)
-    write_array(output, values)
+    with writing(output):
+        write_array(output, values)
     # Where the numbers may go to stdout themselves, a note there would spoil them.
     where = sys.stdout if output.is_file() else sys.stderr
     if as_json:

@@ -4,26 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tilewright.tools.commands import values
+from tilewright.tools.commands.values import refusal
 
-class Mode(str, Enum):
-    """What the tuner may choose."""
-
-    deterministic = "deterministic"
-    fast = "fast"
-
-
-class Dtype(str, Enum):
-    """What activations and the cache are rounded to."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
+MAX_THREADS = 1024
+MODES = ("deterministic", "fast")  # those of the compiler, which is slow to import
+DTYPES = ("auto", "float32", "bfloat16")
 
 
 def ids_of(text: str, option: str) -> list[int]:
@@ -31,12 +22,7 @@ def ids_of(text: str, option: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
-        raise _bad(option, text, "token ids such as 1,2,3") from None
-
-
-def _bad(option: str, text: str, want: str) -> typer.BadParameter:
-    got = repr(text) if len(text) <= 40 else f"{text[:40]!r}..."
-    return typer.BadParameter(f"got {got}, want {want}", param_hint=f"'{option}'")
+        raise refusal(text, "token ids such as 1,2,3", option=option) from None
 
 
 def replay_of(text: str | None) -> int | str | None:
@@ -44,7 +30,8 @@ def replay_of(text: str | None) -> int | str | None:
     if text is None or text == "default":
         return text
     if not text.isdecimal() or len(text) > 9:
-        raise _bad("--replay-tokens", text, "an even number of tokens, or default")
+        want = "an even number of tokens, or default"
+        raise refusal(text, want, option="--replay-tokens")
     return int(text)
 
 
@@ -54,7 +41,7 @@ def bias_of(text: str) -> tuple[int, float]:
     try:
         return int(token_id), float(value)
     except ValueError:
-        raise _bad("--logit-bias", text, "ID:VALUE such as 42:-1.5") from None
+        raise refusal(text, "ID:VALUE such as 42:-1.5", option="--logit-bias") from None
 
 
 def simulated(target: str) -> str:
@@ -65,13 +52,35 @@ def simulated(target: str) -> str:
     return f"{base}:{variant.removesuffix('+model')}+model"
 
 
-Model = Annotated[str, typer.Argument(help="Directory, GGUF file, or a packaged name.")]
+WHOLE, NUMBER = "<int>", "<float>"
+
+
+def place(*names: str, metavar: str = "<path>", help: str) -> Any:  # noqa: A002
+    """Return an option that is a path."""
+    return typer.Option(*names, metavar=metavar, parser=values.path, help=help)
+
+
+def count(
+    *names: str, low: int | None = None, high: int | None = None, help: str  # noqa: A002
+) -> Any:  # fmt: skip
+    """Return an option that is a whole number, within bounds where there are any."""
+    return typer.Option(*names, metavar=WHOLE, parser=values.whole(low, high), help=help)
+
+
+def number(name: str, text: str) -> Any:
+    """Return an option that is a number."""
+    return typer.Option(name, metavar=NUMBER, parser=values.number, help=text)
+
+
 ModelToCompile = Annotated[
-    str | None, typer.Argument(help="Directory, GGUF file, or a packaged name.")
+    str | None,
+    typer.Argument(parser=values.name, help="Directory, GGUF file, or a packaged name."),
 ]
 ModelConfigName = Annotated[
-    str | None, typer.Option("--config", metavar="NAME", help="A known configuration, or a file.")
-]
+    str | None,
+    typer.Option("--config", metavar="NAME", parser=values.name,
+                 help="A known configuration, or a file."),
+]  # fmt: skip
 PlanOnly = Annotated[
     bool, typer.Option("--plan-only", help="Build kernels, print memory; write nothing.")
 ]
@@ -86,39 +95,53 @@ ReplayTokens = Annotated[
     typer.Option("--replay-tokens", metavar="N|default",
                  help="Decoder on the last N tokens of a prompt alone: approximate."),
 ]  # fmt: skip
-Artifact = Annotated[Path, typer.Argument(help="Directory that compile-model wrote.")]
+Artifact = Annotated[
+    Path, typer.Argument(parser=values.path, help="Directory that compile-model wrote.")
+]
 TargetName = Annotated[str, typer.Option(
     "--target", help="cpu, sm90, sm100, ascend950, or a variant: cpu:x86-64-v4."
 )]
 Simulate = Annotated[
     bool, typer.Option("--simulate", help="ascend950: build for the functional model, on the CPU.")
 ]
-ModeName = Annotated[Mode, typer.Option("--mode", help="fast may give bits that batches change.")]
-DtypeName = Annotated[Dtype, typer.Option("--dtype", help="Of activations and cache.")]
+ModeName = Annotated[
+    str,
+    typer.Option("--mode", metavar="|".join(MODES), parser=values.one_of(*MODES),
+                 help="fast may give bits that batches change."),
+]  # fmt: skip
+DtypeName = Annotated[
+    str,
+    typer.Option("--dtype", metavar="|".join(DTYPES), parser=values.one_of(*DTYPES),
+                 help="Of activations and cache."),
+]  # fmt: skip
 MaxContext = Annotated[
-    int | None, typer.Option("--max-context", min=1, help="Tokens of prompt and answer together.")
-]
+    int | None,
+    count("--max-context", low=1,
+          help="Tokens of prompt and answer together; default: the model's own."),
+]  # fmt: skip
 MaxTokensPerStep = Annotated[
-    int, typer.Option("--max-tokens-per-step", min=1, help="Longer prompts are cut into steps.")
+    int, count("--max-tokens-per-step", low=1, help="Longer prompts are cut into steps.")
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, max=1024, help="Compilers at once; default: all cores."),
+    count("--jobs", "-j", low=1, high=MAX_THREADS, help="Compilers at once; default: all cores."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=1024, help="Default: all cores.")
+    int | None,
+    count("--threads", low=1, high=MAX_THREADS, help="Worker threads; default: all cores."),
 ]
 Tokens = Annotated[str, typer.Option("--tokens", metavar="1,2,3", help="Token ids.")]
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens generated.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k most likely; 0: all.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Keep this much probability.")]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Least share of the likeliest.")]
-RepetitionPenalty = Annotated[float | None, typer.Option("--repetition-penalty", help="1: off.")]
-PresencePenalty = Annotated[float | None, typer.Option("--presence-penalty", help="0: off.")]
-FrequencyPenalty = Annotated[float | None, typer.Option("--frequency-penalty", help="0: off.")]
+
+MaxTokens = Annotated[int | None, count("--max-tokens", help="Most tokens generated.")]
+Temperature = Annotated[float | None, number("--temperature", "0 is greedy.")]
+TopK = Annotated[int | None, count("--top-k", help="Keep the k most likely; 0: all.")]
+TopP = Annotated[float | None, number("--top-p", "Keep this much probability.")]
+MinP = Annotated[float | None, number("--min-p", "Least share of the likeliest.")]
+RepetitionPenalty = Annotated[float | None, number("--repetition-penalty", "1: off.")]
+PresencePenalty = Annotated[float | None, number("--presence-penalty", "0: off.")]
+FrequencyPenalty = Annotated[float | None, number("--frequency-penalty", "0: off.")]
 LogitBias = Annotated[
     list[str] | None, typer.Option("--logit-bias", metavar="ID:VALUE", help="Repeatable.")
 ]
@@ -126,18 +149,16 @@ AllowedTokenIds = Annotated[
     str | None, typer.Option("--allowed-token-ids", metavar="1,2,3", help="Ban all others.")
 ]
 BadWords = Annotated[list[str] | None, typer.Option("--bad-words", help="Ban a text; repeatable.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Default: a fresh one, reported.")]
+Seed = Annotated[int | None, count("--seed", help="Default: a fresh one, reported.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before it; repeatable.")]
 StopTokenIds = Annotated[
     str | None, typer.Option("--stop-token-ids", metavar="1,2,3", help="End at these tokens.")
 ]
 IgnoreEos = Annotated[bool | None, typer.Option("--ignore-eos", help="Go on past the end token.")]
-Logprobs = Annotated[int | None, typer.Option("--logprobs", help="Report the most likely tokens.")]
-PromptLogprobs = Annotated[
-    int | None, typer.Option("--prompt-logprobs", help="Likewise for the prompt.")
-]
-NumSamples = Annotated[int | None, typer.Option("--n", help="Samples per prompt.")]
-MinTokens = Annotated[int | None, typer.Option("--min-tokens", help="Least tokens generated.")]
+Logprobs = Annotated[int | None, count("--logprobs", help="Report the most likely tokens.")]
+PromptLogprobs = Annotated[int | None, count("--prompt-logprobs", help="Likewise for the prompt.")]
+NumSamples = Annotated[int | None, count("--n", help="Samples per prompt.")]
+MinTokens = Annotated[int | None, count("--min-tokens", help="Least tokens generated.")]
 
 SAMPLING = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",

@@ -30,7 +30,8 @@ class Asked:
 def read_lines(path: Path, *, chat: bool) -> Iterator[Asked]:
     """Yield the prompts of a file of JSON lines, `-` for stdin; empty lines are skipped.
 
-    Raises OSError if the file cannot be read.
+    `chat`: texts become messages later, which token ids cannot. Raises OSError if the file cannot
+    be read.
     """
     content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     for number, raw in enumerate(content.split(b"\n"), start=1):
@@ -43,7 +44,7 @@ def read_lines(path: Path, *, chat: bool) -> Iterator[Asked]:
 
 def _parse(raw: bytes, number: int, chat: bool) -> Asked:
     try:
-        tree = json.loads(raw, object_pairs_hook=_unique)
+        tree = json.loads(_text(raw), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise CommandError(f"not JSON: {error}") from None
     if not isinstance(tree, dict):
@@ -60,11 +61,25 @@ def _parse(raw: bytes, number: int, chat: bool) -> Asked:
         case "prompt":
             return Asked(_typed(tree, "prompt", str, "a text"), params=params, line=number)
         case "tokens":
+            if chat:
+                raise CommandError(
+                    "key 'tokens': got --chat too, and no chat template takes token ids: want "
+                    "prompt or messages"
+                )
             return Asked(_typed(tree, "tokens", list, "a list"), params=params, line=number)
         case _:
-            if not chat:
-                raise CommandError("key 'messages': is for --chat only: want prompt or tokens")
             return Asked(messages=_messages(tree["messages"]), params=params, line=number)
+
+
+def _text(raw: bytes) -> str:
+    """Return a line's text; some editors begin a file with a mark."""
+    try:
+        return raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise CommandError(
+            f"not UTF-8: got byte 0x{raw[error.start]:02x} at byte {error.start} of the line, want "
+            "text in UTF-8"
+        ) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

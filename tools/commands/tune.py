@@ -26,35 +26,44 @@ if TYPE_CHECKING:
     from tilewright.tools.progress import StageBars
 
 
+Export = Annotated[
+    Path | None, options.place("--export", metavar="DIR", help="Write candidates for a GPU.")
+]
+Import = Annotated[
+    Path | None, options.place("--import", metavar="FILE", help="Keep what measure.py wrote.")
+]
+Budget = Annotated[
+    int | None,
+    options.count("--budget", low=1, high=BUDGET,
+                  help=f"GPU targets: candidates of a kernel; default: {BUDGET}."),
+]  # fmt: skip
+Templates = Annotated[
+    str | None,
+    typer.Option("--templates", metavar="NAME,..", help="GPU targets: kernels of these alone."),
+]
+
+
 def tune(
     model: options.ModelToCompile = None,
     target: options.TargetName = "cpu",
-    mode: options.ModeName = options.Mode.deterministic,
-    dtype: options.DtypeName = options.Dtype.auto,
+    mode: options.ModeName = "deterministic",
+    dtype: options.DtypeName = "auto",
     max_context: options.MaxContext = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     model_config: options.ModelConfigName = None,
     jobs: options.Jobs = None,
-    export: Annotated[
-        Path | None, typer.Option("--export", metavar="DIR", help="Write candidates for a GPU.")
-    ] = None,
-    import_from: Annotated[
-        Path | None, typer.Option("--import", metavar="FILE", help="Keep what measure.py wrote.")
-    ] = None,
-    budget: Annotated[
-        int, typer.Option("--budget", min=1, max=BUDGET, help="Candidates of a kernel, for a GPU.")
-    ] = BUDGET,
-    templates: Annotated[
-        str | None,
-        typer.Option("--templates", metavar="NAME,..", help="Kernels of these alone, for a GPU."),
-    ] = None,
+    export: Export = None,
+    import_from: Import = None,
+    budget: Budget = None,
+    templates: Templates = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure schedules of every kernel and bucket, and keep the fastest for later compiles.
 
     A GPU target is measured in place where there is a GPU, or in two halves: --export writes a
     folder, its measure.py runs where the GPU is, --import keeps the result. There a --config may
-    stand in place of a model: weights are random.
+    stand in place of a model: weights are random. Other targets refuse --config, --export,
+    --import, --budget and --templates.
     """
     from tilewright.tools.commands.device_tune import tune_device
     from tilewright.tools.commands.job import Asked, resolve_asked
@@ -67,25 +76,19 @@ def tune(
         got = "neither" if model is None else "both"
         raise CommandUsageError(f"argument 'MODEL': got {got}, want a model or --config")
     asked = Asked(
-        model=model, model_config=model_config, target=target, mode=mode.value, dtype=dtype.value,
+        model=model, model_config=model_config, target=target, mode=mode, dtype=dtype,
         max_context=max_context, max_tokens_per_step=max_tokens_per_step, jobs=jobs,
     )  # fmt: skip
     with StageBars(visible=not as_json) as bars:
         found = resolve_asked(asked)
         if found.target.tuned:
-            scope = Scope.build(found.target, budget, templates)
+            scope = Scope.build(found.target, budget or BUDGET, templates)
             rows = tune_device(asked, found, export, import_from, scope, bars)
-        elif model is None:
-            raise CommandUsageError(
-                f"target '{target}': is measured with a model's weights: got --config, "
-                "want a model"
-            )
-        elif export is not None or import_from is not None:
-            raise CommandUsageError(
-                f"target '{target}': is measured where it runs: got --export or --import, "
-                "want neither"
-            )
         else:
+            _refuse_unused(target, {
+                "--config": model_config, "--export": export, "--import": import_from,
+                "--budget": budget, "--templates": templates,
+            })  # fmt: skip
             rows = _tune(asked, found, bars)
     if as_json:
         print(json.dumps({
@@ -95,6 +98,16 @@ def tune(
         }))  # fmt: skip
     elif export is None:
         _print(rows, found)
+
+
+def _refuse_unused(target: str, given: Mapping[str, object]) -> None:
+    """Refuse options that only the tuning of GPUs takes, by which target and which option."""
+    unused = [name for name, value in given.items() if value is not None]
+    if unused:
+        raise CommandUsageError(
+            f"target '{target}': is measured where it runs, with a model's weights: got "
+            f"{', '.join(unused)}, want none of the options of GPU targets"
+        )
 
 
 def _tune(asked: Asked, found: Resolved, bars: StageBars) -> list[tuple[str, TuningRecord]]:
