@@ -7,7 +7,7 @@ A schedule that was measured on its own chip is kept: what it spills is in its t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -43,23 +43,25 @@ def lacking(toolchain: Toolchain) -> Callable[[Schedule], bool]:
 
 def spilling(
     toolchain: Toolchain, sources: Sequence[KernelSource], object_of: Callable[[KernelSource], Path]
-) -> set[str]:
-    """Return the symbols of generated kernels that spill; none where the toolchain does not say.
+) -> dict[str, int]:
+    """Map the symbols of generated kernels that spill to bytes a thread; empty where the toolchain
+    does not say.
 
     What a kernel written in CUDA keeps outside registers does not depend on its schedule.
     """
     if not isinstance(toolchain, ReportsSpills):
-        return set()
-    generated = [s for s in sources if s.language != "cuda"]
-    return {s.name for s in generated if toolchain.spilled_bytes(object_of(s))}
+        return {}
+    generated = {s.name: object_of(s) for s in sources if s.language != "cuda"}
+    spilled = {name: toolchain.spilled_bytes(compiled) for name, compiled in generated.items()}
+    return {name: count for name, count in spilled.items() if count}
 
 
 def avoiding(
-    choose: Chooser, refused: Container[str], lacks: Callable[[Schedule], bool]
+    choose: Chooser, spilled: Mapping[str, int], lacks: Callable[[Schedule], bool]
 ) -> Chooser:
     """Choose as `choose` does, but none that `lacks` says cannot be built here or whose scratch no
-    artifact may want, and of schedules that are not measured none whose kernel is in `refused`,
-    unless all are."""
+    artifact may want, and of schedules that are not measured none whose kernel spills, or that
+    which spills least where all do."""
 
     def chosen(body: Body, choice: Choice, bucket: Bucket) -> Candidate:
         first = choose(body, choice, bucket)
@@ -68,16 +70,15 @@ def avoiding(
             fits = _scratch(body, candidate, bucket) <= MAX_SCRATCH
             return fits and not lacks(candidate.schedule)
 
-        def keeps(candidate: Candidate) -> bool:
-            return candidate.measured or _symbol(body, candidate) not in refused
+        def spills(candidate: Candidate) -> int:
+            return 0 if candidate.measured else spilled.get(_symbol(body, candidate), 0)
 
-        if can_run(first) and keeps(first):
+        if can_run(first) and not spills(first):
             return first
         rows = bucket_rows(body, bucket)
         schedules = first.template.schedules(body.graph, first.numerics, rows)
         others = [replace(first, schedule=s, measured=False) for s in schedules]
-        able = [c for c in (first, *others) if can_run(c)]
-        return next((c for c in able if keeps(c)), able[0] if able else first)
+        return min(filter(can_run, (first, *others)), key=spills, default=first)
 
     return chosen
 
