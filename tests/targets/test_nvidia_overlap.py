@@ -1,4 +1,4 @@
-"""Every kernel waits for those before it, before it touches memory; then it lets the next begin."""
+"""Every kernel waits for those before it, before it touches what others write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.errors import TargetError
 from tilewright.targets.nvidia.build_cuda import find_nvcc
-from tilewright.targets.nvidia.overlap import WAIT, waiting
+from tilewright.targets.nvidia.overlap import FEW_BLOCKS, WAIT, waiting
 from tilewright.targets.registry import resolve
 
 PTX = """
@@ -31,15 +31,24 @@ PTX = """
 	ret;
 }
 """
-TOUCHES = re.compile(r"\b(?:ld\.global|st\.global|cp\.async|mbarrier|ldmatrix|bar\.sync|ld\.shared)")
+TOUCHES = re.compile(r"\b(?:ld\.global|st\.global|cp\.async(?!\.bulk\.prefetch)|mbarrier|ldmatrix|bar\.sync|ld\.shared)")
 
 
 def test_entries_begin_with_the_wait() -> None:
     found = waiting(PTX)
     for name in ("first", "second"):
         body = found.partition(f"entry {name}")[2].partition("{")[2]
-        assert body.split()[:2] == [WAIT, "griddepcontrol.launch_dependents;"]
-    assert found.replace("\n\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;\n", "") == PTX
+        trigger, _, rest = body.partition(WAIT)
+        assert rest.split() and trigger.count("griddepcontrol.launch_dependents;") == 1
+        assert re.findall(r"setp.le.s32 %few, %blocks, (\d+);", trigger) == [str(FEW_BLOCKS)]
+    assert waiting(found) == found
+
+
+def test_a_kernel_may_say_where_it_waits() -> None:
+    first, second = PTX.split(".entry second")
+    own = first.replace("ret;", f"{WAIT}\nret;")
+    found = waiting(f"{own}.entry second{second}")
+    assert found.startswith(own) and found.count(WAIT) == 2
 
 
 @pytest.mark.parametrize("text", ["", ".func f() { ret; }", PTX + ".entry third"])
