@@ -284,6 +284,9 @@ TW_DEVICE void tw_wide(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
 }
 template <int kLeft, int kCount>
 TW_DEVICE void tw_unfinished(float (&)[kCount]) {}
+template <int kLeft, int kParts>
+TW_DEVICE void tw_products_but(uint32_t (&)[kParts][4]) {}
+TW_DEVICE void tw_hold(uint32_t (&)[4]) {}
 TW_DEVICE void tw_matrices(uint32_t (&x)[4], uint32_t address) {
   if (address % 16) abort();
   of_lanes[warp_id()][lane_id()] = address;
