@@ -41,7 +41,9 @@ def waiting(ptx: str) -> str:
     """
     found = list(_ENTRY.finditer(ptx))
     if not found or len(found) != len(re.findall(r"\.entry\b", ptx)):
-        raise TargetError(f"PTX: {len(found)} kernels were found to begin, want every entry and one")
+        raise TargetError(
+            f"PTX: {len(found)} kernels were found to begin, want every entry and at least one"
+        )
     starts = [0, *(entry.end() for entry in found)]
     parts = [ptx[a:b] for a, b in zip(starts, [*starts[1:], len(ptx)], strict=True)]
     return parts[0] + "".join(part if WAIT in part else _BEGIN + part for part in parts[1:])

@@ -31,7 +31,9 @@ PTX = """
 	ret;
 }
 """
-TOUCHES = re.compile(r"\b(?:ld\.global|st\.global|cp\.async(?!\.bulk\.prefetch)|mbarrier|ldmatrix|bar\.sync|ld\.shared)")
+TOUCHES = re.compile(
+    r"\b(?:ld\.global|st\.global|cp\.async(?!\.bulk\.prefetch)|mbarrier|ldmatrix|bar\.sync|ld\.shared)"
+)
 
 
 def test_entries_begin_with_the_wait() -> None:
