@@ -24,8 +24,8 @@ from tilewright.graph.dims import DimJson
 from tilewright.graph.ops import Kind, op_def
 
 INSTANCES = (16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128)  # columns of a product of many rows
-_ROUTE_BYTES = 32 * 4
-
+_ROUTE_WORDS = 32
+_OTHER_REGISTERS = 72  # of a thread of many rows, besides sums, with two sets of decoded codes
 
 
 def shared_bytes(body: Graph, schedule: Schedule) -> int:
@@ -44,7 +44,12 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     work, scratch = workspace_pointers(route_parts(body, first, schedule))
     launches = _launches(spec, anchors, work)
     n, format = constant(first.type.shape[-1]), body.type_of(first.inputs[1]).dtype.name
-    shared = {"contract": shared_bytes(body, spec.schedule)}
+    words = _ROUTE_WORDS + constant(body.type_of(first.inputs[1]).shape[0]) + 1
+    shared = {
+        "contract": shared_bytes(body, spec.schedule),
+        "route_rows": _ROUTE_WORDS * 4,
+        "route_blocks": words * 4,
+    }
     return {
         "parameters": parameters(spec, work),
         "weights": [_weight(body, a) for a in anchors],
@@ -58,6 +63,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "blocks": schedule["blocks"],
         "wide": schedule["wide"],
         "each": schedule["each"],
+        "sets": num_sets(schedule),
         "registers": REGISTERS.get((schedule["wide"], schedule["blocks"])),
         "instances": [i for i in INSTANCES if i <= schedule["bm"]],
         "route": _route(body, first, schedule),
@@ -70,7 +76,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
             {
                 "kernel": launch.kernel,
                 "threads": launch.num_warps * 32,
-                "shared": shared.get(launch.kernel, _ROUTE_BYTES),
+                "shared": shared[launch.kernel],
             }
             for launch in launches
         ],
@@ -78,6 +84,14 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "launches": launches,
         "host": host_text(spec, launches, scratch),
     }
+
+
+def num_sets(schedule: Mapping[str, int]) -> int:
+    """Return how many sets of registers hold decoded codes: two where sums leave room for them."""
+    if not schedule["wide"]:
+        return 1
+    registers, _ = REGISTERS[schedule["wide"], schedule["blocks"]]
+    return 2 if schedule["bm"] * schedule["each"] // 2 + _OTHER_REGISTERS <= registers else 1
 
 
 def _panels(spec: KernelSpec, anchors: Sequence[Node]) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
 from tilewright.graph.errors import TargetError
+from tilewright.targets.nvidia.overlap import stages_hook
 
 REPORT = "tilewright kernel report: "
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
@@ -76,6 +77,7 @@ def compile_launch(launch: Mapping[str, Any], capability: int) -> Any:
 
         language = GluonASTSource
     source = language(fn=launch["kernel"], signature=signature, constexprs={}, attrs=aligned)
+    triton.knobs.runtime.add_stages_inspection_hook = stages_hook
     options = {
         "num_warps": launch["num_warps"],
         "num_stages": launch["num_stages"],

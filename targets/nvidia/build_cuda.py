@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewright.graph.errors import TargetError
 from tilewright.targets.nvidia.build import kept_report, scan_ptx
+from tilewright.targets.nvidia.overlap import waiting
 
 # Products and sums are never contracted: every fma is ours.
 FLAGS = ("-O3", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
@@ -61,6 +62,7 @@ def build_image(
     name, arch = source.stem, f"compute_{capability}a"
     flags = [*FLAGS, *(f"-I{folder}" for folder in includes), f"-gencode=arch={arch},code={arch}"]
     _run([nvcc, *flags, "-ptx", source, "-o", ptx], name)
+    ptx.write_text(waiting(ptx.read_text()))
     if refused := scan_ptx(name, ptx.read_text()):
         raise TargetError(refused)
     ptxas = Path(nvcc).with_name("ptxas")

@@ -12,19 +12,16 @@
 #define TW_FIELDS 0x81C081C0u  // sign, exponent and mantissa of two e2m1 codes: values times 2^-126
 #define TW_KEPT 0x0C180C18u    // of a first word: bits of codes that lie in both words
 
-// Codes of two groups of 32 values of k of a row in a word each: four pairs of both, times 2^-6.
-// Bits lie so that a shift and a mask give a pair.
-TW_DEVICE void tw_woven_pairs(uint32_t x, uint32_t y, uint32_t scale_x, uint32_t scale_y,
-                              uint32_t (&of_x)[4], uint32_t (&of_y)[4]) {
-  const uint32_t both = tw_choose<TW_KEPT>(x, y << 2);
-  of_x[0] = tw_times((x << 6) & TW_FIELDS, scale_x);
-  of_y[0] = tw_times((y << 6) & TW_FIELDS, scale_y);
-  of_x[1] = tw_times(x & TW_FIELDS, scale_x);
-  of_y[1] = tw_times(y & TW_FIELDS, scale_y);
-  of_x[2] = tw_times(__funnelshift_r(x, x, 6) & TW_FIELDS, scale_x);
-  of_y[2] = tw_times(__funnelshift_r(y, y, 6) & TW_FIELDS, scale_y);
-  of_x[3] = tw_times((both << 2) & TW_FIELDS, scale_x);
-  of_y[3] = tw_times(__funnelshift_r(both, both, 4) & TW_FIELDS, scale_y);
+// Codes of two groups of 32 values of k of a row in a word each: the four pairs of one of them,
+// times 2^-6. Bits lie so that a shift and a mask give a pair; one pair's are in both words.
+template <int kPart>
+TW_DEVICE void tw_woven_pairs(uint32_t x, uint32_t y, uint32_t scale, uint32_t* pairs) {
+  const uint32_t word = kPart == 0 ? x : y, both = tw_choose<TW_KEPT>(x, y << 2);
+  const uint32_t last = kPart == 0 ? both << 2 : __funnelshift_r(both, both, 4);
+  pairs[0] = tw_times((word << 6) & TW_FIELDS, scale);
+  pairs[1] = tw_times(word & TW_FIELDS, scale);
+  pairs[2] = tw_times(__funnelshift_r(word, word, 6) & TW_FIELDS, scale);
+  pairs[3] = tw_times(last & TW_FIELDS, scale);
 }
 
 // The power of two of one of a word's four ue8m0 bytes, times 2^120, in both halves. Bytes beside
@@ -52,26 +49,31 @@ TW_DEVICE void tw_fetch_half(uint32_t (&x)[kBits / 4][4], uint32_t rows, int apa
   }
 }
 
-// They become the left operand of four products of 16 values of k.
-template <int kBits>
-TW_DEVICE void tw_decode_half(uint32_t (&a)[4][4], const uint32_t (&x)[kBits / 4][4], int half,
+// One of two parts of them becomes the left operand of two products of 16 values of k.
+template <int kBits, int kPart>
+TW_DEVICE void tw_decode_part(uint32_t (*a)[4], const uint32_t (&x)[kBits / 4][4], int half,
                               const uint32_t (&scales)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {  // of lane / 4, and the eighth after
-    const uint32_t first = tw_unit_scale<kBits>(scales[row], half * 2);
-    const uint32_t second = tw_unit_scale<kBits>(scales[row], half * 2 + 1);
-    uint32_t pairs[2][4];
+    const uint32_t scale = tw_unit_scale<kBits>(scales[row], half * 2 + kPart);
+    uint32_t pairs[4];
     if constexpr (kBits == 4) {
-      tw_woven_pairs(x[0][row], x[0][2 + row], first, second, pairs[0], pairs[1]);
+      tw_woven_pairs<kPart>(x[0][row], x[0][2 + row], scale, pairs);
     } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        tw_byte_pairs(x[i >> 1][(i & 1) * 2 + row], i < 2 ? first : second, pairs[i >> 1] + (i & 1) * 2);
-      }
+      tw_byte_pairs(x[kPart][row], scale, pairs);
+      tw_byte_pairs(x[kPart][2 + row], scale, pairs + 2);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) a[i >> 1][(i & 1) * 2 + row] = pairs[i >> 2][i & 3];
+    for (int i = 0; i < 4; ++i) a[i >> 1][(i & 1) * 2 + row] = pairs[i];
   }
+}
+
+// All of them, that of four.
+template <int kBits>
+TW_DEVICE void tw_decode_half(uint32_t (&a)[4][4], const uint32_t (&x)[kBits / 4][4], int half,
+                              const uint32_t (&scales)[2]) {
+  tw_decode_part<kBits, 0>(a, x, half, scales);
+  tw_decode_part<kBits, 1>(a + 2, x, half, scales);
 }
 
 // Weights of one matrix, where their codes and scales begin; rows of activations.
@@ -253,51 +255,64 @@ template <int kGroups, int kEach, int kMet, int kColumns, int kBits, int kRows, 
 TW_DEVICE void tw_wide_sums(float (&sums)[kEach][kColumns / 2], uint32_t base, uint32_t full, int before,
                             int spans, int group, int warp, int lane) {
   typedef tw_stage<kGroups * kEach, kBits, kRows, 1024> stage;
-  constexpr int sets = kGroups > 2 || kEach > 2 ? 1 : 2, code_step = kMet == 1 ? 128 : stage::tile_bytes;
+  static_assert(kEach == 1 || kEach % kMet == 0, "a group begins with a tile");
+  constexpr int code_step = kMet == 1 ? 128 : stage::tile_bytes;
   constexpr int scale_step = kMet == 1 ? 32 : stage::tile_bytes;
   const uint32_t empty = full + 8 * kStages;
+  const uint32_t tile = base + (kEach == 1 ? group / kMet * kMet : group * kEach) * stage::tile_bytes;
+  const int row = kMet == 1 ? warp * 16 : (kEach == 1 ? group % 2 * 32 : 0) + warp * 8;
 #pragma unroll
   for (int i = 0; i < kEach * kColumns / 2; ++i) sums[i / (kColumns / 2)][i % (kColumns / 2)] = 0.0f;
-  uint32_t a[sets][4][4], x[kBits / 4][4], tile[kEach];
-  int row[kEach];
+  uint32_t a[4][4], x[kBits / 4][4], scales[2];
+  const auto fetch = [&](int at, int each, int half) {
+    const uint32_t from = tile + at + each / kMet * kMet * stage::tile_bytes;
+    const int first = row + each % kMet * 32;
+    tw_fetch_half<kBits>(x, from + first * 16, code_step, half, lane);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int unit = group * kEach + i;
-    tile[i] = base + unit / kMet * kMet * stage::tile_bytes;
-    row[i] = kMet == 1 ? warp * 16 : unit % 2 * 32 + warp * 8;
-  }
-#pragma unroll 1
-  for (int span = before; span < before + spans; ++span) {
-    const int s = span % kStages, at = s * stage::num_bytes;
+    for (int i = 0; i < 2; ++i) {
+      scales[i] = tw_load4(from + stage::code_bytes + (first + (lane >> 2)) * 4 + i * scale_step);
+    }
+  };
+  const auto enter = [&](int span) {  // where its stage lies, once it is there
+    const int s = span % kStages;
     tw_wait(full + 8 * s, (span / kStages) & 1);
     tw_publish();  // rows were stored one by one
-    uint32_t scales[kEach][2];
+    return s * stage::num_bytes;
+  };
+  if (spans == 0) return;
+  int at = enter(before);
+  fetch(at, 0, 0);
+  tw_decode_part<kBits, 0>(a, x, 0, scales);
+#pragma unroll 1
+  for (int span = before; span < before + spans; ++span) {
+    int next = at;
 #pragma unroll
     for (int i = 0; i < 2 * kEach; ++i) {
-      const uint32_t first = tile[i / 2] + at + stage::code_bytes + (row[i / 2] + (lane >> 2)) * 4;
-      scales[i / 2][i % 2] = tw_load4(first + i % 2 * scale_step);
-    }
-    tw_fetch_half<kBits>(x, tile[0] + at + row[0] * 16, code_step, 0, lane);
-#pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      const int half = i / kEach, each = i % kEach, next = (i + 1) % kEach;
-      tw_decode_half<kBits>(a[i % sets], x, half, scales[each]);
+      const int half = i / kEach, each = i % kEach, later = (i + 1) % (2 * kEach);
       const uint64_t rows = tw_tile(base + at + stage::rows_at + half * stage::half_bytes, 16);
+      // A part is decoded while products of the other one are on their way.
       tw_fence_registers();
-#pragma unroll
-      for (int k = 0; k < 4; ++k) tw_wide(sums[each], a[i % sets][k], tw_tile_at(rows, k * 32));
+      tw_wide(sums[each], a[0], rows);
+      tw_wide(sums[each], a[1], tw_tile_at(rows, 32));
       tw_commit();
-      if (i + 1 < 2 * kEach) {
-        tw_fetch_half<kBits>(x, tile[next] + at + row[next] * 16, code_step, (i + 1) / kEach, lane);
-      }
-      // What was begun before is done: its registers are free, and after the first one its stage.
-      tw_unfinished<sets - 1>(sums[sets == 1 ? each : (each + kEach - 1) % kEach]);
-      if (i == 0 && span > before) tw_arrive_after_products(empty + 8 * ((span - 1) % kStages), lane);
+      if (i > 0) tw_products_but<1>(x);
+      tw_decode_part<kBits, 1>(a + 2, x, half, scales);
+      if (later == 0) next = enter(min(span + 1, before + spans - 1));
+      fetch(next, later % kEach, later / kEach);
+      tw_fence_registers();
+      tw_wide(sums[each], a[2], tw_tile_at(rows, 64));
+      tw_wide(sums[each], a[3], tw_tile_at(rows, 96));
+      tw_commit();
+      tw_products_but<1>(x);
+      tw_decode_part<kBits, 0>(a, x, later / kEach, scales);
     }
-  }
+    // No product is on its way from one turn to the next: the assembler would make all wait.
+    tw_hold(a[0]), tw_hold(a[1]);
 #pragma unroll
-  for (int each = 0; each < kEach; ++each) tw_unfinished<0>(sums[each]);
-  if (spans > 0) tw_arrive_after_products(empty + 8 * ((before + spans - 1) % kStages), lane);
+    for (int each = 0; each < kEach; ++each) tw_unfinished<0>(sums[each]);
+    tw_arrive_after_products(empty + 8 * (span % kStages), lane);
+    at = next;
+  }
 }
 
 // Gives sums to finish(lines, columns, sums of each weight), some at a time so that they do not wait

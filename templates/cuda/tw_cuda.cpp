@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <tvm/ffi/extra/c_env_api.h>
@@ -18,6 +19,24 @@ constexpr int ATTRIBUTE_MAX_DYNAMIC_SHARED = 8;
 constexpr int64_t MAX_GRID[] = {(int64_t(1) << 31) - 1, 65535, 65535};
 constexpr unsigned FREE_SHARED_BYTES = 48 << 10;  // more must be asked for
 
+// How a kernel is launched, and the one attribute that we give.
+struct alignas(8) Attribute {
+  int name;
+  char padding[4];
+  union {
+    int value;
+    char bytes[64];
+  };
+};
+struct Launch {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  Attribute* attributes;
+  unsigned num_attributes;
+};
+// The kernel may begin while the one before it in the stream ends: it waits on its own.
+constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+
 struct Driver {
   void* library;
   char error[160];
@@ -30,8 +49,7 @@ struct Driver {
   Result (*load_module)(void**, const void*);
   Result (*get_function)(void**, void*, const char*);
   Result (*set_attribute)(void*, int, int);
-  Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                   void*, void**, void**);
+  Result (*launch)(const Launch*, void*, void**, void**);
   Result (*encode_tiled)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*,
                          const unsigned*, const unsigned*, int, int, int, int);
   Result (*error_string)(Result, const char**);
@@ -66,7 +84,7 @@ void open_driver() {
   find(&driver.load_module, "cuModuleLoadData");
   find(&driver.get_function, "cuModuleGetFunction");
   find(&driver.set_attribute, "cuFuncSetAttribute");
-  find(&driver.launch, "cuLaunchKernel");
+  find(&driver.launch, "cuLaunchKernelEx");
   find(&driver.encode_tiled, "cuTensorMapEncodeTiled");
   find(&driver.error_string, "cuGetErrorString");
   if (driver.error[0] == 0 && driver.init(0) != 0) {
@@ -151,8 +169,13 @@ bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid, void** 
     function = image->functions[device_id];
   }
   void* stream = TVMFFIEnvGetStream(kDLCUDA, device_id);
-  return !fails(kernel, "launch",
-                driver.launch(function, unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2]),
-                              image->threads, 1, 1, image->shared_bytes, stream, parameters,
-                              nullptr));
+  Attribute attribute = {PROGRAMMATIC_STREAM_SERIALIZATION, {}, {1}};
+  static const bool plain = getenv("TW_PLAIN") != nullptr;
+  Launch launch = {{unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2])},
+                   {image->threads, 1, 1},
+                   image->shared_bytes,
+                   stream,
+                   &attribute,
+                   plain ? 0u : 1u};
+  return !fails(kernel, "launch", driver.launch(&launch, function, parameters, nullptr));
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 
+#define TW_FEW_BLOCKS 64  // as in targets/nvidia/overlap.py
 #define TW_DEVICE static __device__ __forceinline__
 #define TW_EACH(many) _Pragma("unroll") for (int m = 0; m < many; ++m)
 
@@ -16,6 +17,23 @@ TW_DEVICE void tw_barrier_init(uint32_t barrier, uint32_t count) {
 // Barriers that one thread has set up are seen by all after the block's next barrier.
 TW_DEVICE void tw_barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Brings constant memory to the L2: for what a block reads itself, before it may read what others
+// write. A multiple of 16 bytes.
+TW_DEVICE void tw_ahead(const void* from, uint32_t num_bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+               "r"(num_bytes)
+               : "memory");
+}
+
+// Waits until the kernels before this one are complete. One of few blocks lets the next one's come
+// at once (targets/nvidia/overlap.py, which lets all other kernels begin likewise).
+TW_DEVICE void tw_wait_for_others() {
+  if (gridDim.x * gridDim.y * gridDim.z <= TW_FEW_BLOCKS) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Waits for `kThreads` threads of the block to come to a barrier of their own.

@@ -58,25 +58,35 @@ TW_DEVICE void tw_route_rows(const int* ids, int* starts, int* order, int num_ro
   }
 }
 
-// One block of 1,024 threads cuts each matrix's rows into equal blocks of at most `most`:
-// table[block] is (matrix, first place in the order, count, 0); blocks left over count 0.
+// One block of 1,024 threads cuts each matrix's rows into equal blocks of at most `most` < 255, those
+// of most rows first: table[block] is (matrix, first place in the order, count, 0); blocks left over
+// count 0. `memory` holds 32 words, and one for each matrix: rows of a block << 24 | blocks.
 TW_DEVICE void tw_route_blocks(const int* starts, int* table, int num_blocks, int matrices, int most,
-                               int* across) {
-  int done = 0;
-  for (int base = 0; base <= matrices; base += 1024) {
-    const int matrix = base + threadIdx.x;
-    int first = 0, count = 0, at;
-    if (matrix <= matrices) first = starts[matrix], count = starts[matrix + 1] - first;
-    const int blocks = (count + most - 1) / most;
-    const int total = tw_block_sum(blocks, across, at);
+                               int* memory) {
+  uint32_t* sizes = (uint32_t*)memory + 32;
+  int mine = 0, before;
+  for (int matrix = threadIdx.x; matrix <= matrices; matrix += 1024) {
+    const int count = starts[matrix + 1] - starts[matrix], blocks = (count + most - 1) / most;
+    sizes[matrix] = blocks == 0 ? 0 : (uint32_t)((count + blocks - 1) / blocks) << 24 | blocks;
+    mine += blocks;
+  }
+  const int total = tw_block_sum(mine, memory, before);  // sizes are seen by all
+  for (int matrix = threadIdx.x; matrix <= matrices; matrix += 1024) {
+    const uint32_t least = sizes[matrix] & 0xFF000000u;
+    const int blocks = sizes[matrix] & 0xFFFFFF, first = starts[matrix];
+    const int count = starts[matrix + 1] - first;
+    int at = 0;
+    for (int other = 0; other <= matrices; ++other) {
+      const uint32_t size = sizes[other];
+      if (size >= least + (other < matrix ? 0u : 1u << 24)) at += size & 0xFFFFFF;
+    }
     for (int i = 0; i < blocks; ++i) {
-      const int from = count * i / blocks, to = count * (i + 1) / blocks;
-      int* entry = table + (int64_t)(done + at + i) * 4;
+      const int from = (int)((int64_t)count * i / blocks), to = (int)((int64_t)count * (i + 1) / blocks);
+      int* entry = table + (int64_t)(at + i) * 4;
       entry[0] = matrix, entry[1] = first + from, entry[2] = to - from, entry[3] = 0;
     }
-    done += total;
   }
-  for (int i = done + threadIdx.x; i < num_blocks; i += 1024) table[(int64_t)i * 4 + 2] = 0;
+  for (int i = total + threadIdx.x; i < num_blocks; i += 1024) table[(int64_t)i * 4 + 2] = 0;
 }
 
 // A block of the lists: writes its rows, returns their number; `matrix` becomes what they meet.

@@ -81,3 +81,16 @@ TW_WIDE(56, TW_N0 ", " TW_H16 ", %24, %25, %26, %27",
 TW_WIDE(72, TW_N0 ", " TW_N16 ", %32, %33, %34, %35",
         TW_S(TW_D16(d, 0), TW_D16(d, 16), TW_D4(d, 32)),
         "%36, %37, %38, %39", "%40", "%36")
+
+// What x holds is made before and read after what stands here.
+TW_DEVICE void tw_hold(uint32_t (&x)[4]) {
+  asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3]));
+}
+
+// Waits until at most kLeft of the groups of products are on their way, then gives x.
+template <int kLeft, int kParts>
+TW_DEVICE void tw_products_but(uint32_t (&x)[kParts][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) tw_hold(x[i]);
+}

@@ -9,6 +9,7 @@ between events, launch by launch, each with a gap of 1 to 4 us. The L2 is flushe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -113,6 +114,7 @@ def measure(found: Opened, shape: StepShape) -> Found:
     return {
         "ms": whole, "in_order_ms": in_order, "finite": bool(torch.isfinite(logits.float()).all()),
         "same_bits": torch.equal(_bits(logits), _bits(outputs["logits"])),
+        "logits_digest": hashlib.sha256(_bits(logits).cpu().numpy().tobytes()).hexdigest()[:16],
         "floor_ms": floors.step_ms(), "launches": [
             {"group": launch.group, "kernel": launch.kernel, "us": us, **floors.launch(i)}
             for i, (launch, us) in enumerate(zip(floors.bucket.launches, shares, strict=True))
@@ -194,4 +196,5 @@ def _print(name: str, found: Found) -> None:
     print(f"{name}: {found['ms']:.3f} ms, in order {found['in_order_ms']:.3f}, "
           f"floor {found['floor_ms']:.3f} ({found['floor_ms'] / found['ms']:.0%}), "
           f"finite {found['finite']}, same bits {found['same_bits']}, "
+          f"logits {found['logits_digest']}, "
           f"sum of launches {total / 1e3:.3f}", flush=True)  # fmt: skip

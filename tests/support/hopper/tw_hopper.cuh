@@ -168,6 +168,9 @@ TW_DEVICE void tw_arrive_for(uint32_t barrier, uint32_t num_bytes) {
   --b.waiting;
   b.end_phase();
 }
+TW_DEVICE void tw_ahead(const void*, uint32_t) {}
+TW_DEVICE void tw_wait_for_others() {}
+
 TW_DEVICE void tw_bulk(uint32_t to, const void* from, uint32_t num_bytes, uint32_t barrier) {
   if (num_bytes % 16 || to % 16 || (uintptr_t)from % 16) abort();
   memcpy(memory + to, from, num_bytes);
@@ -281,6 +284,9 @@ TW_DEVICE void tw_wide(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
 }
 template <int kLeft, int kCount>
 TW_DEVICE void tw_unfinished(float (&)[kCount]) {}
+template <int kLeft, int kParts>
+TW_DEVICE void tw_products_but(uint32_t (&)[kParts][4]) {}
+TW_DEVICE void tw_hold(uint32_t (&)[4]) {}
 TW_DEVICE void tw_matrices(uint32_t (&x)[4], uint32_t address) {
   if (address % 16) abort();
   of_lanes[warp_id()][lane_id()] = address;
