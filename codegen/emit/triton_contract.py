@@ -103,6 +103,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "split": split,
         "sections": sections,
         "tiles": any(w["form"] == "tiles" for s in sections for w in s["walks"]),
+        "words": any(w["form"] in ("nibbles", "bytes") for s in sections for w in s["walks"]),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
     }
@@ -325,14 +326,10 @@ def _form(spec: KernelSpec, anchor: Node, limit: int) -> Mapping[str, Any]:
             "up": 1.0 if fine else 64.0,
         }
     blocks = block_layout(name)
-    here = [f"(cols[:, None, None] < {limit})"] if limit else []
-    if (k // blocks.group) % max(spec.schedule.values["bk"] // blocks.group, 1):
-        here.append(f"(g0 + group_lane < {k // blocks.group})")
     return {
         "form": "nibbles" if blocks.code_bytes * 2 == blocks.group else "bytes",
         "group": blocks.group,
         "code_bytes": blocks.code_bytes,
-        "mask": f", mask={' & '.join(here)}, other=0",
     }
 
 
