@@ -54,6 +54,7 @@ _LED_ROWS = 256
 # Programs in TileLang lead where rows are so long, or two products of many rows meet: on an H200
 # their pipelines win there, and lose else, where what follows the sums is most of the time.
 _LED_BY_TILELANG = 2048
+_DECODED_ROWS = 256  # so many use a weight often enough that it is worth a kernel
 _FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 # Rows, columns, values of k of a tile; warps; stages of its loads.
 _Tile = tuple[int, int, int, int, int]
@@ -74,7 +75,7 @@ def contract_schedules(
     if first.op == "expert_linear":
         slots, matrices = int(first.type.shape[1]), int(body.type_of(first.inputs[1]).shape[0])
         meets = -(-rows * slots // matrices)
-    few = meets <= _few_up_to(body, anchors)
+    few = meets <= _FEW_ROWS
     if first.op == "expert_linear":
         few = few and rows * slots <= _FEW_SLOTS
     ordered = _tiles(body, anchors, numerics, meets, cores, few=few)
@@ -95,6 +96,7 @@ def contract_schedules(
     ]
     early = 3 if rows >= least else 0
     tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
+    found = [*found[:2], *_decoded(body, anchors, numerics, rows), *found[2:]]
     in_triton = [*streamed[:early], *found[:8], *streamed[early:], *found[8:]]
     many, met = rows > 64, len(anchors) > len(sections_of(body, anchors))
     long = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
@@ -195,6 +197,27 @@ def _forms(
     return [(split, listed) for listed in lists for split in splits]
 
 
+def _decoded(
+    body: Graph, anchors: list[Node], numerics: Numerics, rows: int
+) -> list[Schedule]:
+    """Tiles of weights of integer codes that a kernel of their own has decoded, for many rows."""
+    formats = _formats(body, anchors)
+    fits = (
+        rows >= _DECODED_ROWS
+        and len(formats) == len(anchors)
+        and all(f.name not in TILE_BITS for f in formats)
+        and all(n.op == "linear" for n in anchors)
+        and body.type_of(anchors[0].inputs[0]).dtype.name == "bf16"
+    )
+    met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
+    return [
+        Schedule.of(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=0, listed=0,
+                    decoded=1)
+        for bm, bn, bk, warps, stages in _DECODED
+        if fits and met * bm * 2 * bn <= _DECODED_SUMS * warps * 32
+    ]  # fmt: skip
+
+
 def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
     types = [body.type_of(n.inputs[1]).dtype for n in anchors]
     return [t for t in types if isinstance(t, BlockFormat)]
@@ -213,9 +236,7 @@ def _plain(body: Graph, anchors: list[Node]) -> bool:
     return not types.isdisjoint(("f32", "f16"))
 
 
-def _few_up_to(body: Graph, anchors: list[Node]) -> int:
-    integer = any(f.name not in TILE_BITS for f in _formats(body, anchors))
-    return 128 if integer else 32
+_FEW_ROWS = 32
 
 
 def _tiles(
@@ -226,9 +247,7 @@ def _tiles(
     if _plain(body, anchors):
         return _FP32
     if any(f.name not in TILE_BITS for f in formats):
-        tall = anchors[0].op == "linear" and all(f.name not in TILE_BITS for f in formats)
-        many = [*(_TALL_CODES if tall else []), *_MANY_CODES]
-        return [*_FEW_CODES, *many] if few else [*many, *_FEW_CODES]
+        return [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
     if formats:
         least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
         met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
@@ -280,22 +299,20 @@ _MANY: list[_Tile] = [
     for bm, bn, warps in ((64, 64, 4), (128, 128, 8), (64, 128, 4), (128, 64, 4), (32, 64, 4),
                           (64, 32, 4))
 ]  # fmt: skip
-# Proven on an H200 to give one result, for Q4_1 and Q8_0: the matrix instruction of tiles of at
-# most 32 rows. Larger tiles meet another, and a step of 32 values of k gave another result too:
-# codes of 8 bits and less are dealt out to instructions in an order that the tile decides.
 _FEW_CODES: list[_Tile] = [
-    (16, 32, 128, 2, 3), (16, 16, 256, 2, 2), (16, 16, 128, 1, 3), (16, 16, 256, 1, 2),
-    (16, 16, 64, 4, 4), (16, 32, 128, 2, 4), (16, 16, 256, 2, 3), (16, 16, 128, 1, 4),
-]  # fmt: skip
-# Taller tiles decode once for products of 32 rows each: on an H200 the first of them takes a third
-# of the time of 32 rows, at 512 rows of every width.
-_TALL_CODES: list[_Tile] = [
-    (64, 64, 64, 8, 3), (64, 64, 64, 8, 2), (64, 128, 64, 8, 2), (128, 64, 64, 8, 2),
-    (64, 64, 128, 8, 2),
+    (16, 32, 256, 8, 2), (16, 16, 256, 4, 2), (16, 32, 128, 4, 3), (16, 16, 128, 2, 3),
+    (32, 32, 128, 4, 3), (16, 32, 128, 8, 2), (16, 16, 256, 2, 2), (16, 64, 64, 4, 3),
 ]  # fmt: skip
 _MANY_CODES: list[_Tile] = [
-    (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
+    (64, 64, 64, 4, 3), (64, 32, 128, 8, 2), (128, 64, 64, 8, 3), (64, 32, 64, 4, 3),
+    (128, 32, 64, 8, 3), (32, 32, 128, 4, 3),
 ]  # fmt: skip
+# Of weights that a kernel decodes before; their two parts are twice the columns.
+_DECODED: list[_Tile] = [
+    (128, 64, 64, 8, 3), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4), (128, 32, 64, 4, 4),
+    (128, 128, 64, 8, 3), (64, 32, 128, 4, 3),
+]  # fmt: skip
+_DECODED_SUMS = 128
 _SUMS = 64  # of products that meet, a thread: more leave no registers for the products themselves
 # Steps are spans, whatever `bk` says. With 64 columns or more, on four warps or eight, float
 # codes meet the matrix instruction of groups of warps in every schedule.

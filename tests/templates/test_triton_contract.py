@@ -137,6 +137,15 @@ def test_tiles_of_codes_of_any_height_and_depth(stored: str, bk: int, tmp_path: 
 
 
 @pytest.mark.parametrize("stored", ["q4_1", "q8_0"])
+def test_weights_that_are_decoded_before(stored: str, tmp_path: Path) -> None:
+    """Two that meet and one alone, columns and k that fill neither blocks nor steps."""
+    spec = spec_of(linear([(stored, 40), (stored, 40), ("q4_1", 20)], 160, gated=True),
+                   bm=64, bn=32, bk=64, decoded=1)  # fmt: skip
+    case = make_case(spec, {"tokens": 75}, seed=9)
+    close(case, run(spec, case, tmp_path))
+
+
+@pytest.mark.parametrize("stored", ["q4_1", "q8_0"])
 def test_every_code_of_a_word_keeps_its_place(stored: str, tmp_path: Path) -> None:
     """A row of activations with a single 1 gives the weights of that value of k alone."""
     spec = spec_of(linear([(stored, 24)], 64), bn=16)
