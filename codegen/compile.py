@@ -173,18 +173,18 @@ def _build_kernels(
 ) -> tuple[tuple[GroupPlan, ...], list[KernelSpec], list[KernelSource], Built]:
     """Choose a kernel for every group and build it; choose again for those that spill."""
     templates = {t.name: t for t in job.target.kernels}
-    refused, num_compiled = set[str](), 0
+    known, num_compiled = dict[str, int](), 0
     while True:
-        choose = avoiding(job.choose, refused, lacking(job.toolchain))
+        choose = avoiding(job.choose, known, lacking(job.toolchain))
         plans = plan_groups(graph, job.target, job.config, choose)
         specs = distinct_specs(plans)
         sources = [emit(spec, templates[spec.template]) for spec in specs]
         built = cache.build(sources, jobs=job.jobs, progress=progress)
         num_compiled += built.num_compiled
-        spilled = spilling(job.toolchain, sources, cache.object_of) - refused
-        if not spilled:
+        spilled = spilling(job.toolchain, sources, cache.object_of)
+        if spilled.keys() <= known.keys():
             return plans, specs, sources, replace(built, num_compiled=num_compiled)
-        refused |= spilled
+        known |= spilled
 
 
 def library_name(objects: Sequence[Path]) -> str:

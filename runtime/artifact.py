@@ -23,6 +23,7 @@ ABI = "tvm-ffi/1"
 
 ROW_MAJOR = "row_major"  # the layout of a weight stored as its type and shape say
 ALIGNMENT = 64  # of every tensor's data, in bytes
+MAX_SCRATCH = 1 << 30  # bytes that a launch may want, or each of its threads
 ITEM_BYTES: Mapping[str, int] = {
     "f64": 8,
     "f32": 4,

@@ -12,6 +12,7 @@ from typing import Any
 from tilewright.runtime.artifact import (
     ALIGNMENT,
     ITEM_BYTES,
+    MAX_SCRATCH,
     ROW_MAJOR,
     BucketRecord,
     LaunchRecord,
@@ -27,7 +28,6 @@ from tilewright.runtime.errors import ArtifactError
 
 MAX_EXTENT_DEPTH = 8
 MAX_VALUE = 1 << 62
-MAX_THREAD_SCRATCH = 1 << 30
 _FORMS = ("ceildiv", "add", "mul", "max", "min")
 
 
@@ -255,10 +255,10 @@ def _check_bucket(manifest: Manifest, bucket: BucketRecord, uppers: Mapping[str,
             )
     if not 0 <= bucket.arena_bytes <= MAX_VALUE:
         raise ArtifactError(f"{where}: got an arena of {bucket.arena_bytes} bytes, want 0 or more")
-    if not 0 <= bucket.scratch_bytes_per_thread <= MAX_THREAD_SCRATCH:
+    if not 0 <= bucket.scratch_bytes_per_thread <= MAX_SCRATCH:
         raise ArtifactError(
             f"{where}: got {bucket.scratch_bytes_per_thread} bytes of scratch per thread, "
-            f"want 0 to {MAX_THREAD_SCRATCH}"
+            f"want 0 to {MAX_SCRATCH}"
         )
     limits = bucket_limits(manifest, bucket)
     _check_placements(manifest, bucket, limits, where)

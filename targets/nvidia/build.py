@@ -1,4 +1,4 @@
-"""A process that turns Triton sources into cubins: reads one JSON request a line, answers one.
+"""A process that turns sources into cubins: reads one JSON request a line, answers one.
 
 It runs apart from the compiler so that several sources are compiled at once, and so that a crash
 of the toolchain is an error message. No GPU is needed.
@@ -12,11 +12,12 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
+from tilewright.graph.errors import TargetError
 
 REPORT = "tilewright kernel report: "
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
@@ -37,7 +38,7 @@ def scan_ptx(name: str, ptx: str) -> str | None:
             found = re.search(pattern, code)
             if found:
                 shown = code.strip()[:80]
-                return f"'{name}': forbidden '{shown}' in line {number} of its PTX: {why}"
+                return f"kernel '{name}': forbidden '{shown}' in line {number} of its PTX: {why}"
     return None
 
 
@@ -99,12 +100,13 @@ def descriptor_type(dtype: str, box: tuple[int, int], *, tiled: bool) -> str:
 
 
 def check_descriptors(name: str, launch: Mapping[str, Any], metadata: Any) -> None:
-    """The host describes matrices as the kernel expects them; raise ValueError where not."""
+    """The host describes matrices as the kernel expects them; raise TargetError where not."""
     found = getattr(metadata, "tensordesc_meta", None) or []
     for described, meta in zip(launch.get("descriptors", ()), found, strict=True):
         if meta["swizzle"] != 3 or tuple(meta["block_size"]) != tuple(described[-1]):
-            raise ValueError(
-                f"'{name}': tiles of '{described[0]}' are not what the host describes: got {meta}"
+            raise TargetError(
+                f"kernel '{name}': tiles of '{described[0]}' are not what the host describes: "
+                f"got {meta}"
             )
 
 
@@ -122,14 +124,14 @@ def build_in_triton(
     made = compile_launch(launch, capability)
     refused = scan_ptx(f"{path.stem}.{name}", made.asm["ptx"])
     if refused:
-        raise ValueError(refused)
+        raise TargetError(refused)
     if made.metadata.shared > SHARED_BYTES:
-        raise ValueError(
-            f"'{path.stem}.{name}': too much shared memory for a block: got "
+        raise TargetError(
+            f"kernel '{path.stem}.{name}': too much shared memory for a block: got "
             f"{made.metadata.shared} bytes, want at most {SHARED_BYTES}"
         )
     if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
-        raise ValueError(f"'{path.stem}.{name}': wants scratch memory of Triton's own")
+        raise TargetError(f"kernel '{path.stem}.{name}': wants scratch memory of Triton's own")
     check_descriptors(f"{path.stem}.{name}", launch, made.metadata)
     cubin = path.with_name(f"{path.stem}.{name}.cubin")
     cubin.write_bytes(made.asm["cubin"])
@@ -195,14 +197,29 @@ def print_source(path: Path, capability: int) -> dict[str, Any]:
     """Return the CUDA that TileLang prints for the program of a source."""
     module = load_source(path)
     (launch,) = (launch for launch in module.LAUNCHES if "named" in launch)
-    return {"kernels": [], "printed": printed_program(path, module, launch, capability).text}
+    printed = built("TileLang", printed_program, path, module, launch, capability)
+    return {"kernels": [], "printed": printed.text}
 
 
-def builder_of(launch: Mapping[str, Any]) -> Any:
-    """Return what builds a launch, by the language of its kernel."""
+def builder_of(launch: Mapping[str, Any]) -> tuple[str, Callable[..., tuple[str, dict[str, Any]]]]:
+    """Return the language of a launch's kernel, and what builds it."""
     if "named" in launch:
-        return build_in_tilelang
-    return build_in_cuda if "shared" in launch else build_in_triton
+        return "TileLang", build_in_tilelang
+    return ("CUDA", build_in_cuda) if "shared" in launch else ("Triton", build_in_triton)
+
+
+def built(language: str, make: Callable[..., Any], path: Path, module: Any,
+          launch: Mapping[str, Any], capability: int) -> Any:  # fmt: skip
+    """Call what builds a launch; raise TargetError with the compiler's last line."""
+    try:
+        return make(path, module, launch, capability)
+    except TargetError:
+        raise
+    except Exception as error:
+        kernel = launch["kernel"]
+        name = kernel if isinstance(kernel, str) else kernel.__name__
+        said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise TargetError(f"kernel '{path.stem}.{name}': {language} failed: {said}") from error
 
 
 def build(path: Path, capability: int) -> dict[str, Any]:
@@ -211,7 +228,7 @@ def build(path: Path, capability: int) -> dict[str, Any]:
     host = ['#include "tw_cuda.h"']
     report = []
     for launch in module.LAUNCHES:
-        line, used = builder_of(launch)(path, module, launch, capability)
+        line, used = built(*builder_of(launch), path, module, launch, capability)
         host.append(line)
         report.append(used)
     text = "\n".join([*host, kept_report(report), module.HOST])
@@ -266,8 +283,10 @@ def serve() -> None:
             do = print_source if request.get("print") else build
             answer = do(Path(request["source"]), request["capability"])
         except Exception as error:  # every failure of the toolchain is an answer
-            text = str(error).strip() or type(error).__name__
-            answer = {"error": text.splitlines()[-1][:500], "trace": traceback.format_exc()[-4000:]}
+            text = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            if not isinstance(error, TargetError):
+                text = f"kernel '{Path(request['source']).stem}': the source fails: {text}"
+            answer = {"error": text[:500], "trace": traceback.format_exc()[-4000:]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -131,9 +131,10 @@ def include_folders() -> Sequence[Path]:
 
 
 def check_maps(name: str, launch: Mapping[str, Any], boxes: Mapping[str, tuple[int, int]]) -> None:
-    """The host describes matrices as the kernel expects them; raise ValueError where not."""
+    """The host describes matrices as the kernel expects them; raise TargetError where not."""
     ours = {d[0]: tuple(d[-1]) for d in launch["descriptors"]}
     if ours != dict(boxes):
-        raise ValueError(
-            f"'{name}': tiles are not what the host describes: got {dict(boxes)}, want {ours}"
+        raise TargetError(
+            f"kernel '{name}': tiles are not what the host describes: got {dict(boxes)}, "
+            f"want {ours}"
         )

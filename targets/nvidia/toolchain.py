@@ -36,7 +36,7 @@ HOST_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-excepti
 
 
 class BuildProcess:
-    """One process that compiles Triton sources, one at a time."""
+    """One process that compiles sources with kernels in Triton or TileLang, one at a time."""
 
     def __init__(self) -> None:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -61,10 +61,10 @@ class BuildProcess:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise TargetError(f"kernel '{source.stem}': the Triton compiler ended without a word")
+            raise TargetError(f"kernel '{source.stem}': its compiler ended without a word")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise TargetError(f"kernel '{source.stem}': Triton failed: {answer['error']}")
+            raise TargetError(answer["error"])
         return answer
 
 

@@ -92,21 +92,27 @@ TW_DEVICE void tw_load_scales(tw_scales& of) {
   of.columns[1] += 64;
 }
 
+// One of two barriers, by a group.
+template <int kOfZero, int kOfOne, int kThreads>
+TW_DEVICE void tw_meet_of(int group) {
+  if (group == 0) {
+    tw_meet<kOfZero, kThreads>();
+  } else {
+    tw_meet<kOfOne, kThreads>();
+  }
+}
+template <int kOfZero, int kOfOne, int kThreads>
+TW_DEVICE void tw_let_of(int group) {
+  if (group == 0) {
+    tw_let<kOfZero, kThreads>();
+  } else {
+    tw_let<kOfOne, kThreads>();
+  }
+}
+
 // The turn of a group, of 0 first; then that of the other one.
-TW_DEVICE void tw_wait_turn(int group) {
-  if (group == 0) {
-    tw_meet<1, 256>();
-  } else {
-    tw_meet<2, 256>();
-  }
-}
-TW_DEVICE void tw_give_turn(int group) {
-  if (group == 0) {
-    tw_let<2, 256>();
-  } else {
-    tw_let<1, 256>();
-  }
-}
+TW_DEVICE void tw_wait_turn(int group) { tw_meet_of<1, 2, 256>(group); }
+TW_DEVICE void tw_give_turn(int group) { tw_let_of<2, 1, 256>(group); }
 
 // Begins the product of one half and one span.
 TW_DEVICE void tw_scaled_begin(float (&part)[64], uint32_t rows, uint32_t columns) {
@@ -163,34 +169,10 @@ TW_DEVICE void tw_keep(uint32_t to, const unsigned short (&pair)[2]) {
   tw_store4(to, pair[0] | (uint32_t)pair[1] << 16);
 }
 // Rows of a group are free to be written, or full: between its warps and the one that carries.
-TW_DEVICE void tw_wait_free(int group) {
-  if (group == 0) {
-    tw_meet<5, 160>();
-  } else {
-    tw_meet<6, 160>();
-  }
-}
-TW_DEVICE void tw_give_free(int group) {
-  if (group == 0) {
-    tw_let<5, 160>();
-  } else {
-    tw_let<6, 160>();
-  }
-}
-TW_DEVICE void tw_wait_kept(int group) {
-  if (group == 0) {
-    tw_meet<3, 160>();
-  } else {
-    tw_meet<4, 160>();
-  }
-}
-TW_DEVICE void tw_give_kept(int group) {
-  if (group == 0) {
-    tw_let<3, 160>();
-  } else {
-    tw_let<4, 160>();
-  }
-}
+TW_DEVICE void tw_wait_free(int group) { tw_meet_of<5, 6, 160>(group); }
+TW_DEVICE void tw_give_free(int group) { tw_let_of<5, 6, 160>(group); }
+TW_DEVICE void tw_wait_kept(int group) { tw_meet_of<3, 4, 160>(group); }
+TW_DEVICE void tw_give_kept(int group) { tw_let_of<3, 4, 160>(group); }
 // One warp: 64 rows go to `to` and `step` elements further on each, `count` of each, a multiple of
 // 16 bytes or nothing; `last` is the last row that is there.
 template <class T>

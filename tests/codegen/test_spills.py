@@ -19,7 +19,7 @@ from tilewright.codegen.plan import Bucket, Candidate, first_candidate, plan_gro
 from tilewright.codegen.select import Choice
 from tilewright.codegen.spec import Schedule
 from tilewright.codegen.spills import avoiding
-from tilewright.runtime.artifact import ModelRecord
+from tilewright.runtime.artifact import MAX_SCRATCH, ModelRecord
 from tilewright.targets.nvidia.build import kept_report, read_report
 from tilewright.targets.registry import resolve
 
@@ -84,6 +84,22 @@ def test_the_first_stays_where_all_spill(tmp_path: Path) -> None:
     assert kernels(job(All(), tmp_path)) == first
 
 
+def test_the_least_is_taken_where_all_spill(tmp_path: Path) -> None:
+    class Counting(Spilling):
+        def spilled_bytes(self, compiled: Path) -> int:
+            name = compiled.read_text()
+            if not name.startswith("row"):
+                return 0
+            return self.built.setdefault(name, 1000 - 8 * len(self.built))
+
+    toolchain = Counting()
+    taken = kernels(job(toolchain, tmp_path))
+    rows = [s for s in taken if s.startswith("row")]
+    tried = sorted(toolchain.built.values())
+    assert rows and len(tried) > len(rows)
+    assert min(toolchain.built[s] for s in rows) == tried[0]
+
+
 def test_toolchains_that_do_not_say_are_believed(tmp_path: Path) -> None:
     class Plain:
         def __init__(self, inner: Spilling) -> None:
@@ -105,7 +121,8 @@ def test_what_was_measured_on_the_chip_is_kept() -> None:
         return False
 
     for choose, kept in ((measured, True), (base, False)):
-        plans = plan_groups(graph, TARGET, BF16, avoiding(choose, chosen, nothing))
+        avoid = avoiding(choose, dict.fromkeys(chosen, 8), nothing)
+        plans = plan_groups(graph, TARGET, BF16, avoid)
         assert ({s.symbol for s in distinct_specs(plans)} == chosen) is kept
 
 
@@ -119,9 +136,26 @@ def test_what_cannot_be_built_here_is_not_chosen(is_measured: bool) -> None:
 
     first = {s.schedule for s in distinct_specs(plan_groups(graph, TARGET, BF16, base))}
     lacked = next(s for s in first if "bm" in s.values)
-    plans = plan_groups(graph, TARGET, BF16, avoiding(choose, (), lambda s: s == lacked))
+    plans = plan_groups(graph, TARGET, BF16, avoiding(choose, {}, lambda s: s == lacked))
     found = {s.schedule for s in distinct_specs(plans)}
     assert lacked not in found and first - {lacked} <= found
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_what_wants_too_much_scratch_is_not_chosen(is_measured: bool) -> None:
+    graph = lower(tiny_graph("bf16", settings=BF16), Flags()).graph
+    base = first_candidate(TARGET)
+    groups = plan_groups(graph, TARGET, BF16, base)
+    large = next(p.specs["tokens_16"].schedule for p in groups if p.group.kind == "attend")
+
+    def greedy(body: Body, choice: Choice, bucket: Bucket) -> Candidate:
+        found = base(body, choice, bucket)
+        sized = replace(found.template, scratch_bytes=lambda body, numerics, schedule, bounds: (
+            MAX_SCRATCH + (schedule == large)))  # fmt: skip
+        return replace(found, template=sized, measured=is_measured)
+
+    plans = plan_groups(graph, TARGET, BF16, avoiding(greedy, {}, lambda schedule: False))
+    assert large not in {s.schedule for s in distinct_specs(plans)}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.errors import TargetError
 from tilewright.runtime.artifact_files import read_manifest
 from tilewright.targets.nvidia.build import scan_ptx
+from tilewright.targets.nvidia.build_cuda import find_nvcc
 from tilewright.targets.registry import resolve
 
 BF16 = CompileConfig(
     max_context=256, max_tokens_per_step=64, max_requests=24, block_size=8, dtype="bfloat16"
 )
 TARGETS = ("sm90", "sm100")
+LAUNCH = """LAUNCHES = [{"kernel": f, "pointers": [("x", "x", "fp32", 4)], "ints": [],
+             "num_warps": 1, "num_stages": 1}]"""
 
 
 def row_spec(kind: str = "row", name: str = "argmax") -> KernelSpec:
@@ -67,9 +71,29 @@ def test_scan_refuses_unordered_sums_and_approximations() -> None:
         ("add.ftz.f32 %f1, %f2, %f3;", "subnormals are numbers"),
     ):
         text = scan_ptx("row_1.rows", f"// atom.\n{line}")
-        assert text == f"'row_1.rows': forbidden '{line}' in line 2 of its PTX: {found}"
+        assert text == f"kernel 'row_1.rows': forbidden '{line}' in line 2 of its PTX: {found}"
     assert scan_ptx("row_1.rows", "fma.rn.f32 %f1, %f2, %f3, %f4; // red.x") is None
     assert scan_ptx("row_1.rows", "redux.sync.max.s32 %r1, %r2, -1;") is None
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("import triton\n@triton.jit\ndef f(x):\n    unknown(x)\n" + LAUNCH,
+     "kernel 'k.f': Triton failed: "),
+    ("KERNEL = 1\nTILELANG = 'KERNEL = unknown'\nLAUNCHES = [{'kernel': 'f', 'named': ()}]",
+     "kernel 'k.f': TileLang failed: name 'unknown' is not defined"),
+    ("CUDA = 'int unknown() { return missing; }'\n"
+     "LAUNCHES = [{'kernel': 'f', 'shared': 0, 'num_warps': 1}]", "kernel 'k.f': nvcc failed: "),
+    ("1 / 0", "kernel 'k': the source fails: division by zero"),
+])  # fmt: skip
+def test_failures_name_kernel_and_compiler(text: str, wanted: str, tmp_path: Path) -> None:
+    missing = {"nvcc": find_nvcc() is None, "TileLang": find_spec("tilelang") is None}
+    if any(is_missing and name in wanted for name, is_missing in missing.items()):
+        pytest.skip("the compiler is not installed")
+    _, toolchain = resolve("sm90")
+    (tmp_path / "k.py").write_text(text)
+    with pytest.raises(TargetError) as failed:
+        toolchain.compile(tmp_path / "k.py", tmp_path / "k.o")
+    assert str(failed.value).startswith(wanted)
 
 
 def test_schedules_are_many_and_first_is_taken() -> None:
