@@ -96,7 +96,7 @@ def contract_schedules(
     ]
     early = 3 if rows >= least else 0
     tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
-    found = [*found[:2], *_decoded(body, anchors, numerics, rows), *found[2:]]
+    found = [*_decoded(body, anchors, rows, cores), *found]
     in_triton = [*streamed[:early], *found[:8], *streamed[early:], *found[8:]]
     many, met = rows > 64, len(anchors) > len(sections_of(body, anchors))
     long = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
@@ -198,9 +198,10 @@ def _forms(
 
 
 def _decoded(
-    body: Graph, anchors: list[Node], numerics: Numerics, rows: int
+    body: Graph, anchors: list[Node], rows: int, cores: int
 ) -> list[Schedule]:
-    """Tiles of weights of integer codes that a kernel of their own has decoded, for many rows."""
+    """Tiles of weights of integer codes that a kernel of their own has decoded, for many rows:
+    the tallest that fill the chip come first."""
     formats = _formats(body, anchors)
     fits = (
         rows >= _DECODED_ROWS
@@ -210,10 +211,15 @@ def _decoded(
         and body.type_of(anchors[0].inputs[0]).dtype.name == "bf16"
     )
     met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
+    columns = sum(int(n.type.shape[-1]) for n in anchors) // met
+
+    def leaves_cores(tile: _Tile) -> bool:
+        return -(-rows // tile[0]) * -(-columns // tile[1]) < cores
+
     return [
         Schedule.of(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=0, listed=0,
                     decoded=1)
-        for bm, bn, bk, warps, stages in _DECODED
+        for bm, bn, bk, warps, stages in sorted(_DECODED, key=leaves_cores)
         if fits and met * bm * 2 * bn <= _DECODED_SUMS * warps * 32
     ]  # fmt: skip
 
@@ -300,17 +306,17 @@ _MANY: list[_Tile] = [
                           (64, 32, 4))
 ]  # fmt: skip
 _FEW_CODES: list[_Tile] = [
-    (16, 32, 256, 8, 2), (16, 16, 256, 4, 2), (16, 32, 128, 4, 3), (16, 16, 128, 2, 3),
-    (32, 32, 128, 4, 3), (16, 32, 128, 8, 2), (16, 16, 256, 2, 2), (16, 64, 64, 4, 3),
+    (16, 16, 256, 4, 2), (16, 32, 256, 8, 2), (16, 32, 128, 4, 3), (16, 16, 128, 2, 3),
+    (16, 16, 128, 4, 3), (32, 32, 128, 4, 3), (16, 32, 128, 8, 2), (16, 16, 256, 2, 2),
 ]  # fmt: skip
 _MANY_CODES: list[_Tile] = [
-    (64, 64, 64, 4, 3), (64, 32, 128, 8, 2), (128, 64, 64, 8, 3), (64, 32, 64, 4, 3),
+    (64, 64, 64, 4, 3), (64, 32, 128, 8, 2), (64, 32, 64, 4, 3), (128, 64, 64, 8, 3),
     (128, 32, 64, 8, 3), (32, 32, 128, 4, 3),
 ]  # fmt: skip
 # Of weights that a kernel decodes before; their two parts are twice the columns.
 _DECODED: list[_Tile] = [
-    (128, 64, 64, 8, 3), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4), (128, 32, 64, 4, 4),
-    (128, 128, 64, 8, 3), (64, 32, 128, 4, 3),
+    (128, 32, 64, 4, 3), (64, 32, 64, 4, 4), (64, 64, 64, 4, 4), (128, 64, 64, 8, 3),
+    (64, 32, 64, 4, 3), (128, 128, 64, 8, 3),
 ]  # fmt: skip
 _DECODED_SUMS = 128
 _SUMS = 64  # of products that meet, a thread: more leave no registers for the products themselves
