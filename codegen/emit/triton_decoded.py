@@ -12,12 +12,11 @@ from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.triton_host import Launch, Pointer
 from tilewright.codegen.spec import Schedule
 from tilewright.graph import Graph, Node
-from tilewright.graph.dims import DimJson
 
 STEP = 128  # values of k that a program decodes
 
 
-def decoded_part(body: Graph, anchors: list[Node], schedule: Schedule) -> tuple[str, DimJson]:
+def decoded_part(body: Graph, anchors: list[Node], schedule: Schedule) -> tuple[str, int]:
     """Return the buffer of decoded weights: Triton type of the elements, and bytes."""
     bn, k = schedule.values["bn"], constant(body.type_of(anchors[0].inputs[0]).shape[-1])
     columns = sum(-(-constant(a.type.shape[-1]) // bn) * bn for a in anchors)

@@ -17,6 +17,7 @@ from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, from_json, symbols_of
 from tilewright.graph.types import BlockFormat
+from tilewright.targets.nvidia.decoded_contract import decoded_schedules
 from tilewright.targets.nvidia.tile_contract import tile_schedules
 
 SECTION = 256  # alignment of buffers in the workspace
@@ -54,7 +55,7 @@ _LED_ROWS = 256
 # Programs in TileLang lead where rows are so long, or two products of many rows meet: on an H200
 # their pipelines win there, and lose else, where what follows the sums is most of the time.
 _LED_BY_TILELANG = 2048
-_DECODED_ROWS = 256  # so many use a weight often enough that it is worth a kernel
+_FEW_ROWS = 32
 _FEW_SLOTS = 64  # more have blocks enough without segments beside each other
 # Rows, columns, values of k of a tile; warps; stages of its loads.
 _Tile = tuple[int, int, int, int, int]
@@ -96,7 +97,7 @@ def contract_schedules(
     ]
     early = 3 if rows >= least else 0
     tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
-    found = [*_decoded(body, anchors, rows, cores), *found]
+    found = [*decoded_schedules(body, anchors, rows, cores=cores), *found]
     in_triton = [*streamed[:early], *found[:8], *streamed[early:], *found[8:]]
     many, met = rows > 64, len(anchors) > len(sections_of(body, anchors))
     long = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
@@ -197,33 +198,6 @@ def _forms(
     return [(split, listed) for listed in lists for split in splits]
 
 
-def _decoded(
-    body: Graph, anchors: list[Node], rows: int, cores: int
-) -> list[Schedule]:
-    """Tiles of weights of integer codes that a kernel of their own has decoded, for many rows:
-    the tallest that fill the chip come first."""
-    formats = _formats(body, anchors)
-    fits = (
-        rows >= _DECODED_ROWS
-        and len(formats) == len(anchors)
-        and all(f.name not in TILE_BITS for f in formats)
-        and all(n.op == "linear" for n in anchors)
-        and body.type_of(anchors[0].inputs[0]).dtype.name == "bf16"
-    )
-    met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
-    columns = sum(int(n.type.shape[-1]) for n in anchors) // met
-
-    def leaves_cores(tile: _Tile) -> bool:
-        return -(-rows // tile[0]) * -(-columns // tile[1]) < cores
-
-    return [
-        Schedule.of(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, row_warps=4, split=0, listed=0,
-                    decoded=1)
-        for bm, bn, bk, warps, stages in sorted(_DECODED, key=leaves_cores)
-        if fits and met * bm * 2 * bn <= _DECODED_SUMS * warps * 32
-    ]  # fmt: skip
-
-
 def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
     types = [body.type_of(n.inputs[1]).dtype for n in anchors]
     return [t for t in types if isinstance(t, BlockFormat)]
@@ -240,9 +214,6 @@ def _leaves_cores(
 def _plain(body: Graph, anchors: list[Node]) -> bool:
     types = {body.type_of(i).dtype.name for n in anchors for i in n.inputs[:2]}
     return not types.isdisjoint(("f32", "f16"))
-
-
-_FEW_ROWS = 32
 
 
 def _tiles(
@@ -275,8 +246,6 @@ def _tiles(
         found = [*([wide] if leads else []), *_MANY, *_FEW]
     sections = len(sections_of(body, anchors))
     return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= SHARED_BYTES]
-
-
 
 
 def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:
@@ -313,12 +282,6 @@ _MANY_CODES: list[_Tile] = [
     (64, 64, 64, 4, 3), (64, 32, 128, 8, 2), (64, 32, 64, 4, 3), (128, 64, 64, 8, 3),
     (128, 32, 64, 8, 3), (32, 32, 128, 4, 3),
 ]  # fmt: skip
-# Of weights that a kernel decodes before; their two parts are twice the columns.
-_DECODED: list[_Tile] = [
-    (128, 32, 64, 4, 3), (64, 32, 64, 4, 4), (64, 64, 64, 4, 4), (128, 64, 64, 8, 3),
-    (64, 32, 64, 4, 3), (128, 128, 64, 8, 3),
-]  # fmt: skip
-_DECODED_SUMS = 128
 _SUMS = 64  # of products that meet, a thread: more leave no registers for the products themselves
 # Steps are spans, whatever `bk` says. With 64 columns or more, on four warps or eight, float
 # codes meet the matrix instruction of groups of warps in every schedule.
