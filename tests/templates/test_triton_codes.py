@@ -87,6 +87,7 @@ GRAPHS: dict[str, tuple[Callable[[], Graph], int]] = {
     "formats that meet": (lambda: linear([("q8_0", 72), ("q4_1", 72)], 96, gated=True), 1),
     "segments": (lambda: linear([("q4_1", 24), ("q8_0", 72)], 544), 2),
     "residual": (lambda: residual(136, 288, "q8_0"), 1),
+    "groups of 16": (lambda: linear([("q8_g16[g=16,axis=1,scale=f32]", 72)], 208), 1),
     "beside values": (lambda: linear([("q4_1", 24), ("bf16", 40)], 96), 1),
     "fp32": (floats, 1),
 }  # fmt: skip
