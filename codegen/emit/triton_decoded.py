@@ -1,6 +1,6 @@
-"""Weights of integer codes that a kernel of their own decodes, before many rows meet them: blocks of
-columns, each the high parts of its values, then the low ones, in the order in which sections take
-them.
+"""Weights of integer codes that a kernel of their own decodes, before many rows meet them: blocks
+of columns, each the high parts of its values, then the low ones, in the order in which sections
+take them.
 """
 
 from __future__ import annotations

@@ -189,8 +189,10 @@ def test_no_byte_of_other_launches_decides(tmp_path: Path) -> None:
 
 
 def test_rows_that_a_prologue_makes_meet_decoded_weights(tmp_path: Path) -> None:
-    graph = tiny_graph("q4_1", settings=CompileConfig(
-        max_context=64, max_tokens_per_step=512, max_requests=4, block_size=8, dtype="bfloat16"))  # fmt: skip
+    settings = CompileConfig(
+        max_context=64, max_tokens_per_step=512, max_requests=4, block_size=8, dtype="bfloat16"
+    )
+    graph = tiny_graph("q4_1", settings=settings)
     body = next(b for name, _, b in distinct_bodies(graph) if name == "layers.0.q_proj")
     specs = specs_of(body)
     few, before = specs[0], decoded(specs)[0]
