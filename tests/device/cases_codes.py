@@ -29,6 +29,7 @@ TIMED = {
     "576 x 576, residual": lambda: residual(576, 576, "q4_1"),
     "1536 + 1536 x 576, gated": lambda: linear([("q4_1", 1536), ("q4_1", 1536)], 576, gated=True),
     "576 x 1536, residual": lambda: residual(576, 1536, "q4_1"),
+    "49152 x 576": lambda: linear([("q8_0", 49152)], 576),
 }
 
 
