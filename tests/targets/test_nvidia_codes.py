@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.contract_graphs import experts, groups, linear, only_body
+from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
 from tilewright.codegen.emit.registry import emit
 from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec
@@ -87,6 +88,21 @@ def test_scratch_holds_both_parts_of_all_weights_and_is_bounded() -> None:
     largest = specs_of(linear([("q4_1", 4096)], 2048), 512)
     assert any(are_decoded(largest))
     assert not any(are_decoded(specs_of(linear([("q4_1", 4096 + 16)], 2048), 512)))
+
+
+def test_tiles_of_several_sections_fit_the_memory_of_a_block() -> None:
+    """Q, K and V: a tall tile of decoded weights has no room for three sections' stages."""
+    three = linear([("q4_1", 576), ("q4_1", 192), ("q4_1", 192)], 576)
+    for rows in (1, 64, 512):
+        specs = specs_of(three, rows)
+        assert len(specs) >= 12
+        for spec, decoded in zip(specs, are_decoded(specs), strict=True):
+            v = spec.schedule.values
+            rows_bytes, values = 3 * v["bm"] * v["bk"] * 2, 3 * 2 * v["bn"] * v["bk"] * 2
+            least = v["stages"] * (rows_bytes + values) if decoded else v["stages"] * rows_bytes
+            assert least <= SHARED_BYTES, v
+    decoded = [s.schedule.values for s in specs_of(three, 512) if s.schedule.values.get("decoded")]
+    assert {(v["bm"], v["bn"]) for v in decoded} == {(128, 32), (64, 32)}
 
 
 @pytest.mark.cpu
