@@ -12,6 +12,12 @@ from tilewright.codegen.emit.cuda_scaled import SCALED, scaled_launch, scaled_so
 from tilewright.codegen.emit.shapes import constant
 from tilewright.codegen.emit.tilelang import tile_launch, tile_source
 from tilewright.codegen.emit.triton_coded import CodedRows
+from tilewright.codegen.emit.triton_decoded import (
+    STEP,
+    decode_launch,
+    decoded_part,
+    number_blocks,
+)
 from tilewright.codegen.emit.triton_hopper import hopper_launch, hopper_source
 from tilewright.codegen.emit.triton_host import (
     Launch,
@@ -65,6 +71,9 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     launches = _launches(spec, anchors, blocks, sections, work)
     prologue: list[str] = []
     coded = _coded(spec, anchors)
+    k, cast = constant(body.type_of(value).shape[-1]), operand_type(body, anchors)
+    if schedule.get("decoded"):
+        launches.insert(0, decode_launch(number_blocks(sections), k, work))
     if computed:
         sinks = {root_of(body, value): "activation"}
         printer = RowPrinter(
@@ -77,7 +86,6 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
     elif coded is not None:
         grid = (_source_rows(body, anchors[0]), -(-coded["k"] // 1024), 1)
         launches.insert(0, Launch("encode", grid, schedule["row_warps"], 2, work))
-    k, cast = constant(body.type_of(value).shape[-1]), operand_type(body, anchors)
     in_cuda = scaled_source if scaled else hopper_source if schedule.get("hopper") else None
     streamed = schedule.get("stream") and not scaled
     return {
@@ -101,8 +109,10 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "segments": spec.numerics.segments,
         "segment": segment_length(k, spec.numerics.segments),
         "split": split,
+        "decoded": STEP if schedule.get("decoded") else 0,
         "sections": sections,
         "tiles": any(w["form"] == "tiles" for s in sections for w in s["walks"]),
+        "words": any(w["form"] in ("nibbles", "bytes") for s in sections for w in s["walks"]),
         "launches": launch_table(spec, launches),
         "host": host_text(spec, launches, scratch),
     }
@@ -162,6 +172,8 @@ def workspace_parts(
         rows = to_json(anchors[0].type.shape[0])
         parts["activation"] = (_SHORT[dtype], ["mul", rows, width * size])
     parts.update(route_parts(body, anchors[0], schedule.values))
+    if schedule.values.get("decoded"):
+        parts["whole"] = decoded_part(body, anchors, schedule)
     if schedule.values["split"]:
         columns = sum(constant(a.type.shape[-1]) for a in anchors)
         parts["parts"] = ("fp32", ["mul", result_rows(anchors[0]), columns * numerics.segments * 4])
@@ -325,14 +337,10 @@ def _form(spec: KernelSpec, anchor: Node, limit: int) -> Mapping[str, Any]:
             "up": 1.0 if fine else 64.0,
         }
     blocks = block_layout(name)
-    here = [f"(cols[:, None, None] < {limit})"] if limit else []
-    if (k // blocks.group) % max(spec.schedule.values["bk"] // blocks.group, 1):
-        here.append(f"(g0 + group_lane < {k // blocks.group})")
     return {
         "form": "nibbles" if blocks.code_bytes * 2 == blocks.group else "bytes",
         "group": blocks.group,
         "code_bytes": blocks.code_bytes,
-        "mask": f", mask={' & '.join(here)}, other=0",
     }
 
 

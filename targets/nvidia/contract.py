@@ -17,6 +17,8 @@ from tilewright.codegen.target import KernelTemplate
 from tilewright.graph import Graph, Node
 from tilewright.graph.dims import evaluate, from_json, symbols_of
 from tilewright.graph.types import BlockFormat
+from tilewright.targets.nvidia.decoded_contract import decoded_schedules
+from tilewright.targets.nvidia.shared_memory import Tile, code_bytes, value_bytes
 from tilewright.targets.nvidia.tile_contract import tile_schedules
 
 SECTION = 256  # alignment of buffers in the workspace
@@ -54,9 +56,8 @@ _LED_ROWS = 256
 # Programs in TileLang lead where rows are so long, or two products of many rows meet: on an H200
 # their pipelines win there, and lose else, where what follows the sums is most of the time.
 _LED_BY_TILELANG = 2048
+_FEW_ROWS = 32
 _FEW_SLOTS = 64  # more have blocks enough without segments beside each other
-# Rows, columns, values of k of a tile; warps; stages of its loads.
-_Tile = tuple[int, int, int, int, int]
 
 
 def contract_schedules(
@@ -74,7 +75,7 @@ def contract_schedules(
     if first.op == "expert_linear":
         slots, matrices = int(first.type.shape[1]), int(body.type_of(first.inputs[1]).shape[0])
         meets = -(-rows * slots // matrices)
-    few = meets <= _few_up_to(body, anchors)
+    few = meets <= _FEW_ROWS
     if first.op == "expert_linear":
         few = few and rows * slots <= _FEW_SLOTS
     ordered = _tiles(body, anchors, numerics, meets, cores, few=few)
@@ -95,6 +96,7 @@ def contract_schedules(
     ]
     early = 3 if rows >= least else 0
     tiles = tile_schedules(body, numerics, anchors, rows, cores=cores, in_memory=in_memory)
+    found = [*decoded_schedules(body, anchors, rows, cores=cores), *found]
     in_triton = [*streamed[:early], *found[:8], *streamed[early:], *found[8:]]
     many, met = rows > 64, len(anchors) > len(sections_of(body, anchors))
     long = _LED_BY_TILELANG <= int(body.type_of(first.inputs[0]).shape[-1])
@@ -201,7 +203,7 @@ def _formats(body: Graph, anchors: list[Node]) -> list[BlockFormat]:
 
 
 def _leaves_cores(
-    body: Graph, anchors: list[Node], rows: int, tile: _Tile, cores: int
+    body: Graph, anchors: list[Node], rows: int, tile: Tile, cores: int
 ) -> bool:
     """Whether tiles of bf16 weights are fewer than the cores of the chip."""
     columns = sum(int(n.type.shape[-1]) for n in anchors)
@@ -213,22 +215,16 @@ def _plain(body: Graph, anchors: list[Node]) -> bool:
     return not types.isdisjoint(("f32", "f16"))
 
 
-def _few_up_to(body: Graph, anchors: list[Node]) -> int:
-    integer = any(f.name not in TILE_BITS for f in _formats(body, anchors))
-    return 128 if integer else 32
-
-
 def _tiles(
     body: Graph, anchors: list[Node], numerics: Numerics, meets: int, cores: int, *, few: bool
-) -> list[_Tile]:
+) -> list[Tile]:
     """Tiles for that many rows first, then the others."""
-    formats = _formats(body, anchors)
+    formats, sections = _formats(body, anchors), len(sections_of(body, anchors))
     if _plain(body, anchors):
         return _FP32
     if any(f.name not in TILE_BITS for f in formats):
-        tall = anchors[0].op == "linear" and all(f.name not in TILE_BITS for f in formats)
-        many = [*(_TALL_CODES if tall else []), *_MANY_CODES]
-        return [*_FEW_CODES, *many] if few else [*many, *_FEW_CODES]
+        found = [*_FEW_CODES, *_MANY_CODES] if few else [*_MANY_CODES, *_FEW_CODES]
+        return [t for t in found if code_bytes(t, sections, len(anchors)) <= SHARED_BYTES]
     if formats:
         least = 8 if len(formats) == len(anchors) else 16  # rows are the left operand of values
         met = max(len([n for n in nodes if n in anchors]) for nodes in sections_of(body, anchors))
@@ -245,22 +241,13 @@ def _tiles(
         found = [*([(64, 32, 128, 4, 5), (64, 64, 128, 4, 4)] if whole else []), *_MANY, *_FEW]
     else:
         # An H200 runs 512 rows up to 1.5 times faster on this tile than on 64 x 64.
-        wide: _Tile = (128, 128, 64, 8, 3)
+        wide: Tile = (128, 128, 64, 8, 3)
         leads = meets >= 256 and not _leaves_cores(body, anchors, meets, wide, cores)
         found = [*([wide] if leads else []), *_MANY, *_FEW]
-    sections = len(sections_of(body, anchors))
-    return [t for t in found if _tile_bytes(t, sections, len(anchors)) <= SHARED_BYTES]
+    return [t for t in found if value_bytes(t, sections, len(anchors)) <= SHARED_BYTES]
 
 
-
-
-def _tile_bytes(tile: _Tile, sections: int, weights: int) -> int:
-    """The most shared memory that stages of bf16 tiles take: sections do not share theirs."""
-    bm, bn, bk, _, stages = tile
-    return stages * (sections * bm + weights * bn) * bk * 2
-
-
-def _tile_cost(tile: _Tile, rows: int) -> int:
+def _tile_cost(tile: Tile, rows: int) -> int:
     """What a column costs in tiles of that many rows, fitted to times on an H200: to bring and
     decode weights for a tile takes as long as to multiply them by 24 rows."""
     return -(-rows // tile[0]) * (24 + tile[0])
@@ -268,38 +255,32 @@ def _tile_cost(tile: _Tile, rows: int) -> int:
 
 # Without segments few columns a block fill the chip, with long steps: measured on an H200 at 4,096
 # columns and more.
-_FEW_WHOLE: list[_Tile] = [(16, 16, 256, 1, 4), (16, 16, 256, 2, 4), (16, 32, 128, 4, 5)]
-_FEW: list[_Tile] = [
+_FEW_WHOLE: list[Tile] = [(16, 16, 256, 1, 4), (16, 16, 256, 2, 4), (16, 32, 128, 4, 5)]
+_FEW: list[Tile] = [
     (16, bn, bk, warps, stages)
     for bk, stages in ((128, 4), (256, 3), (64, 5))
     for bn, warps in ((32, 4), (16, 1), (32, 2), (64, 4), (16, 4), (128, 4))
 ]
-_MANY: list[_Tile] = [
+_MANY: list[Tile] = [
     (bm, bn, bk, warps, stages)
     for bk, stages in ((64, 3), (64, 4), (32, 4))
     for bm, bn, warps in ((64, 64, 4), (128, 128, 8), (64, 128, 4), (128, 64, 4), (32, 64, 4),
                           (64, 32, 4))
 ]  # fmt: skip
-# Proven on an H200 to give one result, for Q4_1 and Q8_0: the matrix instruction of tiles of at
-# most 32 rows. Larger tiles meet another, and a step of 32 values of k gave another result too:
-# codes of 8 bits and less are dealt out to instructions in an order that the tile decides.
-_FEW_CODES: list[_Tile] = [
-    (16, 32, 128, 2, 3), (16, 16, 256, 2, 2), (16, 16, 128, 1, 3), (16, 16, 256, 1, 2),
-    (16, 16, 64, 4, 4), (16, 32, 128, 2, 4), (16, 16, 256, 2, 3), (16, 16, 128, 1, 4),
+# Integer codes come as words, so that tiles of any height meet the values of k in their own order
+# (templates/triton/tw_words.triton). Orders are those of a sweep on an H200 over SmolLM2's layers.
+_FEW_CODES: list[Tile] = [
+    (16, 16, 256, 4, 2), (16, 32, 256, 8, 2), (16, 32, 128, 4, 3), (16, 16, 128, 2, 3),
+    (16, 16, 128, 4, 3), (32, 32, 128, 4, 3), (16, 32, 128, 8, 2), (16, 16, 256, 2, 2),
 ]  # fmt: skip
-# Taller tiles decode once for products of 32 rows each: on an H200 the first of them takes a third
-# of the time of 32 rows, at 512 rows of every width.
-_TALL_CODES: list[_Tile] = [
-    (64, 64, 64, 8, 3), (64, 64, 64, 8, 2), (64, 128, 64, 8, 2), (128, 64, 64, 8, 2),
-    (64, 64, 128, 8, 2),
-]  # fmt: skip
-_MANY_CODES: list[_Tile] = [
-    (32, 64, 64, 4, 3), (32, 128, 64, 4, 3), (32, 64, 64, 4, 4), (32, 64, 64, 4, 2),
+_MANY_CODES: list[Tile] = [
+    (64, 64, 64, 4, 3), (64, 32, 128, 8, 2), (64, 32, 64, 4, 3), (128, 64, 64, 8, 3),
+    (128, 32, 64, 8, 3), (32, 32, 128, 4, 3),
 ]  # fmt: skip
 _SUMS = 64  # of products that meet, a thread: more leave no registers for the products themselves
 # Steps are spans, whatever `bk` says. With 64 columns or more, on four warps or eight, float
 # codes meet the matrix instruction of groups of warps in every schedule.
-_TILES: list[_Tile] = [
+_TILES: list[Tile] = [
     (bm, bn, 128, warps, stages)
     for bm, bn, warps, stages in (
         (8, 64, 4, 4), (8, 128, 4, 3), (8, 64, 4, 3), (8, 128, 8, 3), (16, 64, 4, 4),
@@ -308,7 +289,7 @@ _TILES: list[_Tile] = [
     )
 ]  # fmt: skip
 # Products in fp32 run on the plain cores: tiles that their registers hold.
-_FP32: list[_Tile] = [
+_FP32: list[Tile] = [
     (16, 32, 32, 4, 2), (16, 16, 32, 2, 2), (16, 64, 32, 4, 2), (32, 32, 32, 4, 2),
     (32, 64, 32, 4, 2), (16, 32, 64, 4, 2), (16, 32, 32, 2, 2), (16, 16, 64, 2, 2),
     (16, 16, 128, 4, 3), (16, 32, 128, 4, 2),

@@ -24,7 +24,7 @@ def nvidia_target(
         variant=f"sm{capability}a",
         language="triton",
         features=(f"sm_{capability}a",),
-        flags=("enable_fp_fusion=False",),
+        flags=(f"arch=sm_{capability}a", "enable_fp_fusion=False"),
         machine="x86_64",
         lanes=1024,
         attend_chunk=128,

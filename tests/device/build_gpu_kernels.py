@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from device.cases_attend import attend_cases
+from device.cases_codes import code_cases
 from device.cases_contract import DeviceCase, contract_cases
 from device.cases_rows import row_cases
 from device.cases_scaled import scaled_cases
@@ -104,7 +105,8 @@ def cases_of(target: Any) -> Iterator[DeviceCase]:
             case = None if timing else partial(make_case, specs[0], STEP, seed=7, padded=1)
             yield DeviceCase(model, name, specs, case)
     for found in (*contract_cases(target), *row_cases(target), *attend_cases(target),
-                  *thin_cases(target), *scaled_cases(target), *tile_cases(target)):
+                  *thin_cases(target), *scaled_cases(target), *tile_cases(target),
+                  *code_cases(target)):
         if not asked or found.model in asked:
             count = int((asked.get(found.model) or [len(found.specs)])[0])
             yield replace(found, specs=found.specs[:count])

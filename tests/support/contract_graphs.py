@@ -89,11 +89,12 @@ def groups(stored: str, *, n: int, k: int, count: int = 3) -> Graph:
     return b.build()
 
 
-def residual(n: int, k: int) -> Graph:
-    """A product of bf16 whose result, rounded, is scaled by columns and added to rows."""
+def residual(n: int, k: int, stored: str = "bf16") -> Graph:
+    """A product whose result, rounded, is scaled by columns and added to rows."""
     b = GraphBuilder("residual")
     tokens = b.dim("tokens", Role.BATCH, upper=TOKENS)
     x, rest = b.input("x", BF16, tokens, k), b.input("rest", BF16, tokens, n)
-    scaled = b.cast(b.linear(x, b.weight("w", BF16, n, k)), BF16) * b.weight("scale", F32, n)
+    product = b.linear(x, b.weight("w", stored_type(stored), n, k))
+    scaled = b.cast(product, BF16) * b.weight("scale", F32, n)
     b.output("y", b.cast(scaled + rest, BF16))
     return b.build()

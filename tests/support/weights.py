@@ -55,6 +55,9 @@ class RandomWeights:
             case "q8_0":
                 d = (r.uniform(0.5, 1.0, _groups(shape, 32)) * scale / 64).astype(np.float16)
                 return Unpacked(codes=r.integers(-127, 128, shape).astype(np.int8), d=d)
+            case "q8_g16":
+                d = (r.uniform(0.5, 1.0, _groups(shape, 16)) * scale / 64).astype(np.float32)
+                return Unpacked(codes=r.integers(-127, 128, shape).astype(np.int8), d=d)
             case "q4_1":
                 d = (r.uniform(0.5, 1.0, _groups(shape, 32)) * scale / 4).astype(np.float16)
                 m = (d * np.float16(-7.5)).astype(np.float16)

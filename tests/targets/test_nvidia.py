@@ -193,6 +193,13 @@ def test_every_kernel_of_a_tiny_model_compiles(name: str, stored: str, tmp_path:
             assert used.get("spilled_bytes", 0) == 0, (symbol, used)
 
 
+def test_an_object_is_for_one_chip(tmp_path: Path) -> None:
+    """The same text is another kernel on another chip."""
+    source = emit(row_spec(), next(t for t in resolve("sm90")[0].kernels if t.name == "row"))
+    found = {KernelCache(tmp_path, resolve(name)[1]).object_of(source) for name in TARGETS}
+    assert len(found) == len(TARGETS)
+
+
 def test_golden_text_depends_on_the_spec_alone() -> None:
     target = resolve("sm90")[0]
     templates = {t.name: t for t in target.kernels}

@@ -144,12 +144,6 @@ def test_tiles_fit_the_memory_of_a_block() -> None:
             assert v["stages"] * (3 * v["bm"] + 3 * v["bn"]) * v["bk"] * 2 <= SHARED_BYTES, v
 
 
-def test_many_rows_of_integer_codes_decode_once_for_64() -> None:
-    for name in ("q4_1", "q8_0"):
-        first = {rows: specs(name, "sm90", rows)[0].schedule.values for rows in (128, 512)}
-        assert (first[128]["bm"], first[512]["bm"], first[512]["warps"]) == (16, 64, 8)
-
-
 def refused(graph: Graph) -> str | None:
     template = next(t for t in resolve("sm90")[0].kernels if t.name == "contract")
     return template.accepts(only_body(graph).graph)
