@@ -18,7 +18,7 @@ from tilewright.graph.errors import TargetError
 FEW_BLOCKS = 64  # half of a chip's multiprocessors or less
 WAIT = "griddepcontrol.wait;"
 _ENTRY = re.compile(r"\.entry\s+\w+\s*\([^)]*\)[^{;]*\{")
-_BEGIN = f"""
+BEGIN = f"""
 \t{{
 \t.reg .pred %few;
 \t.reg .b32 %blocks, %more;
@@ -46,13 +46,13 @@ def waiting(ptx: str) -> str:
         )
     starts = [0, *(entry.end() for entry in found)]
     parts = [ptx[a:b] for a, b in zip(starts, [*starts[1:], len(ptx)], strict=True)]
-    return parts[0] + "".join(part if WAIT in part else _BEGIN + part for part in parts[1:])
+    return parts[0] + "".join(part if WAIT in part else BEGIN + part for part in parts[1:])
 
 
 def stages_hook(*given: Any) -> tuple[str, str] | None:
     """What Triton calls for the stages of a compilation, and, without arguments, for its key."""
     if not given:
-        return _BEGIN, _BEGIN
+        return BEGIN, BEGIN
     stages: dict[str, Callable[[str, Any], str]] = given[1]
     make = stages["ptx"]
     stages["ptx"] = lambda source, metadata: waiting(make(source, metadata))

@@ -29,7 +29,8 @@ from tilewright.codegen.target import Target
 from tilewright.codegen.work_folder import work_folder
 from tilewright.graph.errors import TargetError
 from tilewright.targets.nvidia.build import read_report
-from tilewright.targets.nvidia.build_cuda import build_cuda, find_nvcc, nvcc_version
+from tilewright.targets.nvidia.build_cuda import FLAGS, build_cuda, find_nvcc, nvcc_version
+from tilewright.targets.nvidia.overlap import BEGIN
 
 PROGRAM = "\nTILELANG = r"  # in sources that have a kernel in TileLang
 HOST_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-w")
@@ -120,8 +121,8 @@ class NvidiaToolchain:
         )
 
     def identity(self) -> str:
-        """Versions of both compilers and the flags."""
-        return f"{self._version} {' '.join((*self.target.flags, *HOST_FLAGS))}"
+        """Versions of the compilers, their flags, and what is written into every kernel."""
+        return "\n".join((self._version, *self.target.flags, *HOST_FLAGS, *FLAGS, BEGIN))
 
     @cached_property
     def _version(self) -> str:

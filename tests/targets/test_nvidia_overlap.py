@@ -13,7 +13,7 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.errors import TargetError
 from tilewright.targets.nvidia.build_cuda import find_nvcc
-from tilewright.targets.nvidia.overlap import FEW_BLOCKS, WAIT, waiting
+from tilewright.targets.nvidia.overlap import BEGIN, FEW_BLOCKS, WAIT, waiting
 from tilewright.targets.registry import resolve
 
 PTX = """
@@ -82,3 +82,8 @@ def test_kernels_wait_before_they_touch_memory(target: str, weight: str, tmp_pat
         touched = TOUCHES.search(kernel)
         assert kernel.count(WAIT) == 1
         assert touched is None or kernel.index(WAIT) < touched.start()
+
+
+def test_a_cached_object_says_what_was_written_into_it() -> None:
+    """Kernels that do not wait may not be launched by a host that lets them begin early."""
+    assert BEGIN in resolve("sm90")[1].identity()
