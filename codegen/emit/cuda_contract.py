@@ -65,7 +65,7 @@ def contract(spec: KernelSpec) -> Mapping[str, Any]:
         "each": schedule["each"],
         "sets": num_sets(schedule),
         "registers": REGISTERS.get((schedule["wide"], schedule["blocks"])),
-        "instances": [i for i in INSTANCES if i <= schedule["bm"]],
+        "instances": [*(i for i in INSTANCES if i < schedule["bm"]), schedule["bm"]],
         "route": _route(body, first, schedule),
         "slots": num_slots(first),
         "slotted": _slotted(body, anchors),

@@ -51,10 +51,8 @@ def accepts_hopper(body: Graph) -> str | None:
 # Rows of a block; stages; blocks of a core at least. What measured best for as many rows first.
 _FEW_OF_TWO = ((8, 4, 5), (8, 6, 3), (16, 5, 3), (32, 4, 2), (64, 3, 2))
 _FEW_OF_ONE = ((8, 8, 4), (8, 6, 5), (16, 6, 4), (32, 4, 4), (64, 4, 2))
-# Groups of warps; tiles of each; rows; stages: where weights are most of what is read, and where
-# products are most of the work.
-_WIDE_READ = ((3, 2, 80, 4), (2, 4, 80, 4), (4, 1, 96, 5))
-_WIDE = ((4, 1, 96, 5), (3, 2, 80, 4), (2, 4, 80, 4))
+# Groups of warps; tiles of each; rows; stages.
+_WIDE = ((3, 2, 80, 4), (2, 4, 80, 4), (4, 1, 96, 5))
 
 
 def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedule, ...]:
@@ -74,7 +72,7 @@ def hopper_schedules(body: Graph, numerics: Numerics, rows: int) -> tuple[Schedu
     ]
     wide = [
         Schedule.of(bm=bm, stages=stages, blocks=1, wide=groups, each=each, listed=1)
-        for groups, each, bm, stages in (_WIDE if meets >= 40 and len(anchors) == 2 else _WIDE_READ)
+        for groups, each, bm, stages in _WIDE
     ]
     found = few + wide if meets < 8 else wide + few
     return tuple(s for s in found if shared_bytes(body, s) <= SHARED_BYTES)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright.graph.errors import TargetError
 
-FEW_BLOCKS = 64  # half of a chip's multiprocessors or less
+FEW_BLOCKS = 16  # what a step of one or a few requests has; 64 cost steps of 32 requests 15 %
 WAIT = "griddepcontrol.wait;"
 _ENTRY = re.compile(r"\.entry\s+\w+\s*\([^)]*\)[^{;]*\{")
 BEGIN = f"""

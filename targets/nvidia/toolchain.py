@@ -122,7 +122,9 @@ class NvidiaToolchain:
 
     def identity(self) -> str:
         """Versions of the compilers, their flags, and what is written into every kernel."""
-        return "\n".join((self._version, *self.target.flags, *HOST_FLAGS, *FLAGS, BEGIN))
+        begin = hashlib.sha256(BEGIN.encode()).hexdigest()[:8]
+        flags = (*self.target.flags, *HOST_FLAGS, *FLAGS, f"begin={begin}")
+        return f"{self._version} {' '.join(flags)}"
 
     @cached_property
     def _version(self) -> str:

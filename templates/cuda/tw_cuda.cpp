@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <tvm/ffi/extra/c_env_api.h>
@@ -170,12 +169,11 @@ bool tw_launch(const char* kernel, tw_image* image, const int64_t* grid, void** 
   }
   void* stream = TVMFFIEnvGetStream(kDLCUDA, device_id);
   Attribute attribute = {PROGRAMMATIC_STREAM_SERIALIZATION, {}, {1}};
-  static const bool plain = getenv("TW_PLAIN") != nullptr;
   Launch launch = {{unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2])},
                    {image->threads, 1, 1},
                    image->shared_bytes,
                    stream,
                    &attribute,
-                   plain ? 0u : 1u};
+                   1};
   return !fails(kernel, "launch", driver.launch(&launch, function, parameters, nullptr));
 }

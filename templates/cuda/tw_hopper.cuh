@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define TW_FEW_BLOCKS 64  // as in targets/nvidia/overlap.py
+#define TW_FEW_BLOCKS 16  // as in targets/nvidia/overlap.py
 #define TW_DEVICE static __device__ __forceinline__
 #define TW_EACH(many) _Pragma("unroll") for (int m = 0; m < many; ++m)
 

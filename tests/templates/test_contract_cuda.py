@@ -103,7 +103,7 @@ def test_what_other_kernels_take() -> None:
 def test_schedules_follow_the_rows_that_a_matrix_meets() -> None:
     body = only_body(experts("fp4", n=64, k=256, shared=True, gated=True, count=384, slots=6))
     numerics = derive("contract", body.graph, TARGET)
-    for tokens, wide, listed in ((1, 0, 0), (256, 0, 1), (8192, 4, 1)):
+    for tokens, wide, listed in ((1, 0, 0), (256, 0, 1), (8192, 3, 1)):
         first, *rest = CONTRACT_HOPPER.schedules(body.graph, numerics, tokens)
         assert (first.values["wide"], first.values["listed"]) == (wide, listed)
         assert {s.values["wide"] for s in (first, *rest)} == {0, 2, 3, 4}

@@ -145,24 +145,29 @@ def _sampling(report: Report) -> Iterator[str]:
 
 
 def _kernels(report: Report) -> Iterator[str]:
-    yield "## Launches"
-    yield ""
-    yield "Microseconds between events, launch by launch, so each includes a gap of 2 to 4 us."
-    yield ""
-    yield "| step | kernel | launches | us each | us |"
-    yield "|---|---|---|---|---|"
-    for step, kernels in report["kernels"].items():
-        for kernel, each in kernels.items():
-            yield (
-                f"| {step} | {kernel.replace('_', ' ').split()[-1][:6]} {kernel.split()[0]} | "
-                f"{each['launches']} | {each['us_each']:.1f} | {each['us']:.0f} |"
-            )
+    if "kernels" in report:
+        yield from _launches(report["kernels"])
     memory = report["graph memory"]
     yield ""
     yield (
         f"Graphs took {memory['per_launch'] / 1e3:.1f} KB of GPU memory a launch "
         f"({memory['graphs']} graphs of {memory['launches'] // memory['graphs']})."
     )
+
+
+def _launches(kernels_by_step: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Launches"
+    yield ""
+    yield "Microseconds between events, launch by launch, so each includes a gap of 2 to 4 us."
+    yield ""
+    yield "| step | kernel | launches | us each | us |"
+    yield "|---|---|---|---|---|"
+    for step, kernels in kernels_by_step.items():
+        for kernel, each in kernels.items():
+            yield (
+                f"| {step} | {kernel.replace('_', ' ').split()[-1][:6]} {kernel.split()[0]} | "
+                f"{each['launches']} | {each['us_each']:.1f} | {each['us']:.0f} |"
+            )
 
 
 if __name__ == "__main__":
