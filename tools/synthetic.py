@@ -21,6 +21,7 @@ from tilewright.graph.dims import Dim, evaluate, to_json
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, TensorType
 from tilewright.runtime.devices.cpu import allocate, numpy_type
+from tilewright.runtime.devices.memory import allocate_huge
 from tilewright.tools.synthetic_paged import paged_extents, paged_index, paged_reads
 
 Array = NDArray[Any]
@@ -124,8 +125,10 @@ def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0)
 
 
 def _placed(array: Array) -> Array:
-    """Copy to pages of its own, aligned as the runtime aligns."""
-    memory = allocate(array.nbytes).view(array.dtype).reshape(array.shape)
+    """Copy to pages of its own, aligned and as large as the runtime's."""
+    pages = allocate_huge(array.nbytes)
+    pages = allocate(array.nbytes) if pages is None else pages
+    memory = pages.view(array.dtype).reshape(array.shape)
     memory[...] = array
     return memory
 
