@@ -102,7 +102,8 @@ def _bind(dims: dict[str, int], extent: Dim, value: int) -> None:
 def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0) -> list[Operand]:
     """Return the tensor arguments of a kernel in the order of the ABI, without the workspace.
 
-    Weights and states come in copies whose sizes add up to `rotated_bytes`.
+    Weights and states come in copies whose sizes add up to `rotated_bytes`, and chosen experts so
+    that all are read.
     """
     rng = np.random.default_rng(seed)
     body, packed = spec.body, matrix_weights(spec.body)
@@ -120,9 +121,29 @@ def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0)
     size = sum(array.nbytes for name, (_, array) in found.items() if name in kept)
     copies = max(1, min(MAX_COPIES, -(-rotated_bytes // size))) if size else 1
     return [
-        Operand(dtype, tuple(_placed(array) for _ in range(copies if name in kept else 1)))
+        Operand(
+            dtype,
+            tuple(_placed(array) for _ in range(copies)) if name in kept
+            else _turns(body, name, array, copies),
+        )
         for name, (dtype, array) in found.items()
-    ]
+    ]  # fmt: skip
+
+
+def _turns(body: Graph, name: str, array: Array, copies: int) -> tuple[Array, ...]:
+    """Return an operand for each launch: chosen experts change once all copies have had a turn.
+
+    The same few of every copy would stay in a large cache, where real steps choose others.
+    """
+    placed = _placed(array)
+    user = body.node[body.users[name][0]] if body.users[name] else None
+    if user is None or user.op != "expert_linear" or user.inputs.index(name) != 2:
+        return (placed,)
+    experts = evaluate(body.type_of(user.inputs[1]).shape[0], {})
+    turns = [placed]
+    for turn in range(1, -(-experts // array.size)):
+        turns.append(_placed((array + turn * array.size) % experts))
+    return tuple(ids for ids in turns for _ in range(copies))
 
 
 def _placed(array: Array) -> Array:
