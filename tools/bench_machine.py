@@ -19,7 +19,7 @@ from tilewright.codegen.target import Toolchain
 from tilewright.runtime.devices.memory import Bytes, allocate, allocate_huge
 from tilewright.targets.registry import resolve
 
-READ_BYTES = 256 << 20  # many times the last-level cache
+READ_BYTES = 256 << 20  # more than a last-level cache keeps: a GiB was read no slower
 READ_SECONDS = 0.15  # about how long one sample reads
 FMA_ROUNDS = 1 << 23
 
