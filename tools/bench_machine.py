@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -17,9 +16,10 @@ import numpy as np
 
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.target import Toolchain
+from tilewright.runtime.devices.memory import Bytes, allocate, allocate_huge
 from tilewright.targets.registry import resolve
 
-READ_BYTES = 256 << 20  # many times the last-level cache
+READ_BYTES = 256 << 20  # more than a last-level cache keeps: a GiB was read no slower
 READ_SECONDS = 0.15  # about how long one sample reads
 FMA_ROUNDS = 1 << 23
 
@@ -171,10 +171,10 @@ def build(toolchain: Toolchain, folder: Path) -> Path:
     return library
 
 
-def _touched(num_bytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Written pages: unwritten ones all map to the same zeros."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    pages = np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), np.uint8)
+def _touched(num_bytes: int) -> Bytes:
+    """Written pages, of the size that weights lie in: unwritten ones all map to the same zeros."""
+    pages = allocate_huge(num_bytes)
+    pages = allocate(num_bytes) if pages is None else pages
     pages[...] = 1
     return pages
 

@@ -38,7 +38,7 @@ from tilewright.tools.synthetic import Operand, Step, operands, plausible_step
 JOINED = 4  # candidates in one source
 ROUNDS = 5
 IMPLAUSIBLE = 3.0  # a candidate this many times slower than the best at first is not run again
-ROTATED_BYTES = 64 << 20
+ROTATED_BYTES = 256 << 20  # as much as the read loop of the bench walks over
 CONTEXT = 512
 
 

@@ -21,12 +21,14 @@ from tilewright.graph.dims import Dim, evaluate, to_json
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, TensorType
 from tilewright.runtime.devices.cpu import allocate, numpy_type
+from tilewright.runtime.devices.memory import allocate_huge
 from tilewright.tools.synthetic_paged import paged_extents, paged_index, paged_reads
 
 Array = NDArray[Any]
 
 FEW_TOKENS = 16  # up to here a step is taken for decodes of one token each, beyond for one prefill
 MAX_COPIES = 128
+_E4M3_LEAST_NORMAL, _E4M3_NAN = 0x08, 0x7F
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,8 @@ def _bind(dims: dict[str, int], extent: Dim, value: int) -> None:
 def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0) -> list[Operand]:
     """Return the tensor arguments of a kernel in the order of the ABI, without the workspace.
 
-    Weights and states come in copies whose sizes add up to `rotated_bytes`.
+    Weights and states come in copies whose sizes add up to `rotated_bytes`, and chosen experts so
+    that all are read.
     """
     rng = np.random.default_rng(seed)
     body, packed = spec.body, matrix_weights(spec.body)
@@ -118,14 +121,36 @@ def operands(spec: KernelSpec, step: Step, *, rotated_bytes: int, seed: int = 0)
     size = sum(array.nbytes for name, (_, array) in found.items() if name in kept)
     copies = max(1, min(MAX_COPIES, -(-rotated_bytes // size))) if size else 1
     return [
-        Operand(dtype, tuple(_placed(array) for _ in range(copies if name in kept else 1)))
+        Operand(
+            dtype,
+            tuple(_placed(array) for _ in range(copies)) if name in kept
+            else _turns(body, name, array, copies),
+        )
         for name, (dtype, array) in found.items()
-    ]
+    ]  # fmt: skip
+
+
+def _turns(body: Graph, name: str, array: Array, copies: int) -> tuple[Array, ...]:
+    """Return an operand for each launch: chosen experts change once all copies have had a turn.
+
+    The same few of every copy would stay in a large cache, where real steps choose others.
+    """
+    placed = _placed(array)
+    user = body.node[body.users[name][0]] if body.users[name] else None
+    if user is None or user.op != "expert_linear" or user.inputs.index(name) != 2:
+        return (placed,)
+    experts = evaluate(body.type_of(user.inputs[1]).shape[0], {})
+    turns = [placed]
+    for turn in range(1, -(-experts // array.size)):
+        turns.append(_placed((array + turn * array.size) % experts))
+    return tuple(ids for ids in turns for _ in range(copies))
 
 
 def _placed(array: Array) -> Array:
-    """Copy to pages of its own, aligned as the runtime aligns."""
-    memory = allocate(array.nbytes).view(array.dtype).reshape(array.shape)
+    """Copy to pages of its own, aligned and as large as the runtime's."""
+    pages = allocate_huge(array.nbytes)
+    pages = allocate(array.nbytes) if pages is None else pages
+    memory = pages.view(array.dtype).reshape(array.shape)
     memory[...] = array
     return memory
 
@@ -156,8 +181,12 @@ def random_panels(type_: TensorType, rng: np.random.Generator) -> Array:
 
 
 def _random_floats(shape: tuple[int, int], scales: slice, rng: np.random.Generator) -> Array:
-    """Bytes of fp8 or fp4 codes, none a NaN, with ue8m0 scales of about one in each row."""
-    found = rng.integers(0, 127, shape, np.uint8)
+    """Bytes of fp8 or fp4 codes, none a NaN, with ue8m0 scales of about one in each row.
+
+    No subnormal e4m3: real weights hold one in thousands, and Intel's cores take so long for one
+    that they would be all that is measured.
+    """
+    found = rng.integers(_E4M3_LEAST_NORMAL, _E4M3_NAN, shape, np.uint8)
     found[:, scales] = rng.integers(110, 120, found[:, scales].shape, np.uint8)
     return found.reshape(-1)
 

@@ -35,14 +35,16 @@ def routed_schedules(body: Graph, node: Node, rows: int) -> tuple[Schedule, ...]
     mean = -(-rows * slots // count)
     most = rows * (slots if node.op == "expert_linear" else 1)
     two_digits = str(body.type_of(node.inputs[1]).dtype).startswith("fp4")  # two sums a row
-    tiles = ((2, 1), (2, 2), (1, 2), (1, 4)) if mean <= 4 else ((4, 1), (2, 2))
+    tiles: tuple[tuple[int, int], ...] = ((4, 1), (2, 2))
+    if mean <= 4:  # of one token, a matrix meets one row at most
+        tiles = ((2, 1), (2, 2), (1, 2), (1, 4)) if rows > 1 else ((1, 1), (1, 2), (1, 4))
     streams = [
         Schedule.of(
             form=0, row_tile=tile, panel_tile=panels, panels_per_item=per_item, row_block=16,
             k_block=128, prefetch=prefetch, phase=1, split=split, few_rows=0,
         )
+        for per_item in (8, 16, 4)
         for prefetch in (2048, 4096, 8192)
-        for per_item in (8, 4, 16)
         for tile, panels in tiles
         for split in (1,)
     ]

@@ -70,54 +70,78 @@ static TW_INLINE void dequantise_group(const uint8_t* const (&panel)[P], int64_t
   }
 }
 
-template <class W, int R, int P, int PREFETCH>
-static TW_INLINE void factored_group(const uint8_t* const (&panel)[P], int64_t offset, int64_t later,
-                                     const row_tile<R>& rows, int64_t k, v16 (&acc)[R][P]) {
-  v16 part[R][P];
-  TW_UNROLL(6)
-  for (int r = 0; r < R; ++r)
-    TW_UNROLL(4)
-    for (int p = 0; p < P; ++p) part[r][p] = zero();
+// G groups of P panels, one after the other along k. Sums of groups do not wait for each other, so that two groups of
+// one panel hide each other's latency while memory is read as one stream.
+template <class W, int R, int P, int G, int PREFETCH>
+static TW_INLINE void factored_groups(const uint8_t* const (&panel)[P], int64_t offset, const int64_t (&later)[G],
+                                      const row_tile<R>& rows, int64_t k, v16 (&acc)[R][P]) {
+  v16 part[G][R][P];
+  TW_UNROLL(2)
+  for (int g = 0; g < G; ++g)
+    TW_UNROLL(6)
+    for (int r = 0; r < R; ++r)
+      TW_UNROLL(4)
+      for (int p = 0; p < P; ++p) part[g][r][p] = zero();
   TW_UNROLL(16)
   for (int j = 0; j < W::SUBS; ++j) {
     if constexpr (PREFETCH > 0)
-      TW_UNROLL(4)
-      for (int p = 0; p < P; ++p) prefetch_sub<W>(panel[p] + later, j);
+      TW_UNROLL(2)
+      for (int g = 0; g < G; ++g)
+        TW_UNROLL(4)
+        for (int p = 0; p < P; ++p) prefetch_sub<W>(panel[p] + later[g], j);
     TW_UNROLL(8)
     for (int w = 0; w < W::WORDS; ++w)
-      TW_UNROLL(4)
-      for (int p = 0; p < P; ++p) {
-        const v16 value = W::code(panel[p] + offset, j, w);
-        TW_UNROLL(6)
-        for (int r = 0; r < R; ++r)
-          part[r][p] = fma(set1(rows.a[r][k + j * W::WORDS + w]), value, part[r][p]);
+      TW_UNROLL(2)
+      for (int g = 0; g < G; ++g)
+        TW_UNROLL(4)
+        for (int p = 0; p < P; ++p) {
+          const v16 value = W::code(panel[p] + offset + g * W::GROUP_BYTES, j, w);
+          TW_UNROLL(6)
+          for (int r = 0; r < R; ++r)
+            part[g][r][p] = fma(set1(rows.a[r][k + g * W::GROUP + j * W::WORDS + w]), value, part[g][r][p]);
+        }
+  }
+  TW_UNROLL(2)
+  for (int g = 0; g < G; ++g)
+    TW_UNROLL(4)
+    for (int p = 0; p < P; ++p) {
+      const scales s = W::open(panel[p] + offset + g * W::GROUP_BYTES);
+      TW_UNROLL(6)
+      for (int r = 0; r < R; ++r) {
+        acc[r][p] = fma(s.d, whole_part<W>(part[g][r][p]), acc[r][p]);
+        if (W::HAS_MIN) acc[r][p] = fma(s.m, set1(rows.sums[r][k / W::GROUP + g]), acc[r][p]);
       }
-  }
-  TW_UNROLL(4)
-  for (int p = 0; p < P; ++p) {
-    const scales s = W::open(panel[p] + offset);
-    TW_UNROLL(6)
-    for (int r = 0; r < R; ++r) {
-      acc[r][p] = fma(s.d, whole_part<W>(part[r][p]), acc[r][p]);
-      if (W::HAS_MIN) acc[r][p] = fma(s.m, set1(rows.sums[r][k / W::GROUP]), acc[r][p]);
     }
+}
+
+// acc[r][p] += over k in [k0, k1), factored.
+template <class W, int R, int P, int PREFETCH, int64_t K>
+static TW_INLINE void factored_range(const uint8_t* const (&panel)[P], const row_tile<R>& rows, int64_t k0,
+                                     int64_t k1, v16 (&acc)[R][P]) {
+  constexpr int G = R * P == 1 ? 2 : 1;
+  int64_t k = k0, offset = k0 / W::GROUP * W::GROUP_BYTES;
+  for (; k + G * W::GROUP <= k1; k += G * W::GROUP, offset += G * W::GROUP_BYTES) {
+    int64_t later[G];
+    for (int g = 0; g < G; ++g) later[g] = prefetch_offset<W, P, PREFETCH, K>(offset + g * W::GROUP_BYTES);
+    factored_groups<W, R, P, G, PREFETCH>(panel, offset, later, rows, k, acc);
   }
+  if constexpr (G > 1)
+    if (k < k1) factored_groups<W, R, P, 1, 0>(panel, offset, {0}, rows, k, acc);
 }
 
 // acc[r][p] += over k in [k0, k1).
 template <class W, int R, int P, int PREFETCH, int ORDER, int64_t K>
 static TW_INLINE void stream_range(const uint8_t* const (&panel)[P], const row_tile<R>& rows, int64_t k0,
                                    int64_t k1, v16 (&acc)[R][P]) {
+  if constexpr (ORDER == FACTORED && W::HAS_SCALE)
+    return factored_range<W, R, P, PREFETCH, K>(panel, rows, k0, k1, acc);
   constexpr int STEP = W::GROUP == 1 ? 8 : 1;  // groups per iteration
   int64_t k = k0, offset = k0 / W::GROUP * W::GROUP_BYTES;
   for (; k + STEP * W::GROUP <= k1; k += STEP * W::GROUP) {
     TW_UNROLL(8)
     for (int i = 0; i < STEP; ++i, offset += W::GROUP_BYTES) {
       const int64_t later = prefetch_offset<W, P, PREFETCH, K>(offset);
-      if (ORDER == FACTORED && W::HAS_SCALE)
-        factored_group<W, R, P, PREFETCH>(panel, offset, later, rows, k + i, acc);
-      else
-        dequantise_group<W, R, P, PREFETCH>(panel, offset, later, rows, k + i, acc);
+      dequantise_group<W, R, P, PREFETCH>(panel, offset, later, rows, k + i, acc);
     }
   }
   if constexpr (STEP > 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from tilewright.codegen.plan import Bucket, buckets_of
 from tilewright.codegen.select import select
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph import Graph
+from tilewright.graph.types import TensorType, element_type
 from tilewright.targets.registry import resolve
 from tilewright.tools import measure as measuring
+from tilewright.tools.bench_machine import MachineProbe
 from tilewright.tools.measure import CpuMeasure, joined, time_in_turns
 from tilewright.tools.prepare import prepare
-from tilewright.tools.synthetic import MAX_COPIES, operands, plausible_step
+from tilewright.tools.synthetic import MAX_COPIES, operands, plausible_step, random_panels
 
 from .conftest import CONTEXT, LAYERS, VOCAB, Call
 
@@ -113,6 +116,23 @@ def test_weights_come_in_copies_beyond_the_cache(lowered: Graph) -> None:
     assert all(np.array_equal(a, weight.arrays[0]) for a in weight.arrays)
     assert np.any(weight.arrays[0])
     assert all(len(o.arrays) == 1 for name, o in given.items() if name not in spec.body.weight)
+
+
+def test_random_fp8_is_fast_on_every_core() -> None:
+    """Neither NaN nor subnormals, for which some cores take a hundred cycles."""
+    type_ = TensorType(element_type("fp8_e4m3[block=128x128,scale=ue8m0]"), (64, 256))
+    groups = random_panels(type_, np.random.default_rng(0)).reshape(-1, 528)
+    codes, scales = groups[:, 16:], groups[:, :16]
+    assert set(np.unique(codes)) == set(range(8, 127))
+    assert scales.min() >= 110 and scales.max() < 120
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no huge pages")
+def test_the_read_loop_walks_pages_like_those_of_weights(cache: Path) -> None:
+    probe = MachineProbe(TARGET, Flags(cache=cache), threads=1)
+    assert probe._buffer.ctypes.data % (2 << 20) == 0
+    assert 1e8 < probe.read_bandwidth() < 1e13
 
 
 class FakeRun:
