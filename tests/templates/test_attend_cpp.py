@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from numpy.typing import NDArray
 
+from support.cpu_flags import WARNINGS, instruction_flags
 from tilewright.codegen.expr import prelude
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpp"
@@ -173,9 +174,10 @@ def compiled(problem: Problem) -> ctypes.CDLL:
     source = folder / "kernels.cpp"
     source.write_text(POOL + prelude("cpp") + render(problem))
     library = folder / "kernels.so"
-    flags = "-std=c++17 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math"
-    command = ["g++", *flags.split(), "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([*command, f"-I{TEMPLATES}", str(source), "-o", str(library)], check=True)
+    flags = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
+    command = ["g++", *flags.split(), *instruction_flags(), *WARNINGS, "-shared", "-fPIC"]
+    paths = [f"-I{TEMPLATES}", str(source), "-o", str(library)]
+    subprocess.run([*command, "-pthread", *paths], check=True)
     loaded = ctypes.CDLL(str(library))
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.schedule_bytes.restype = loaded.workspace_bytes.restype = i64

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from support.cpu_flags import WARNINGS, instruction_flags
 from tilewright.graph.ops import op_def
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpp"
@@ -50,9 +51,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The functions under test."""
     folder = tmp_path_factory.mktemp("select")
     (folder / "select.cpp").write_text(SOURCE)
-    flags = "-std=c++17 -O3 -march=native -ffp-contract=off -Wall -Wextra -Werror -shared -fPIC"
+    flags = [*"-std=c++17 -O3 -ffp-contract=off -shared -fPIC".split(), *WARNINGS]
     paths = [f"-I{TEMPLATES}", str(folder / "select.cpp"), "-o", str(folder / "select.so")]
-    subprocess.run(["g++", *flags.split(), *paths], check=True)
+    subprocess.run(["g++", *flags, *instruction_flags(), *paths], check=True)
     loaded = ctypes.CDLL(str(folder / "select.so"))
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.argmax_row.argtypes = [pointer, i64]
