@@ -24,7 +24,7 @@ COMMON_FLAGS = (
     "-fno-rtti",
     "-w",
 )
-# Whose bitwise tests have run on the hardware; others say unproven. A machine gets the first it has.
+# Whose bitwise tests have run on the hardware; others say unproven. A machine gets the first one.
 PROVEN = ("x86-64-v3", "x86-64-v4", "x86-64-v4-bf16")
 _V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
