@@ -18,7 +18,7 @@ from typing import Any
 
 from tilewright.codegen.emit.cuda_chip import SHARED_BYTES
 from tilewright.graph.errors import TargetError
-from tilewright.targets.nvidia.overlap import stages_hook
+from tilewright.targets.nvidia.overlap import check_waits, stages_hook
 
 REPORT = "tilewright kernel report: "
 # What may not be in a kernel's PTX: sums without order, results the chip's approximations decide.
@@ -127,6 +127,7 @@ def build_in_triton(
     refused = scan_ptx(f"{path.stem}.{name}", made.asm["ptx"])
     if refused:
         raise TargetError(refused)
+    check_waits(f"{path.stem}.{name}", made.asm["ptx"])
     if made.metadata.shared > SHARED_BYTES:
         raise TargetError(
             f"kernel '{path.stem}.{name}': too much shared memory for a block: got "

@@ -49,6 +49,15 @@ def waiting(ptx: str) -> str:
     return parts[0] + "".join(part if WAIT in part else BEGIN + part for part in parts[1:])
 
 
+def check_waits(name: str, ptx: str) -> None:
+    """Raise TargetError for a kernel without the wait, which the host would let begin too early."""
+    if WAIT not in ptx:
+        raise TargetError(
+            f"kernel '{name}': does not wait for those before it: this Triton did not call what "
+            "writes the wait; want a version with stage hooks, such as 3.9"
+        )
+
+
 def stages_hook(*given: Any) -> tuple[str, str] | None:
     """What Triton calls for the stages of a compilation, and, without arguments, for its key."""
     if not given:

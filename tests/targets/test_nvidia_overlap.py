@@ -13,7 +13,7 @@ from tilewright.codegen.numerics import derive
 from tilewright.codegen.spec import KernelSpec
 from tilewright.graph.errors import TargetError
 from tilewright.targets.nvidia.build_cuda import find_nvcc
-from tilewright.targets.nvidia.overlap import BEGIN, FEW_BLOCKS, WAIT, waiting
+from tilewright.targets.nvidia.overlap import BEGIN, FEW_BLOCKS, WAIT, check_waits, waiting
 from tilewright.targets.registry import resolve
 
 PTX = """
@@ -90,3 +90,9 @@ def test_a_cached_object_says_what_was_written_into_it(monkeypatch: pytest.Monke
     before = found.identity()
     monkeypatch.setattr("tilewright.targets.nvidia.toolchain.BEGIN", BEGIN.replace(WAIT, ""))
     assert found.identity() != before
+
+
+def test_a_compiler_that_writes_no_wait_is_refused() -> None:
+    check_waits("k", waiting(PTX))
+    with pytest.raises(TargetError, match="kernel 'k': does not wait for those before it"):
+        check_waits("k", PTX)
