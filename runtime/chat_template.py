@@ -7,8 +7,9 @@ operator makes a text longer than MAX_TEXT_CHARS.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -26,6 +27,38 @@ from tilewright.runtime.prompt import MAX_TEXT_CHARS
 MAX_TURNS = 100_000  # passes of loops and calls of macros in one rendering
 MAX_POWER_BITS = 1 << 14
 MAX_DATE_GROWTH = 256  # characters of a date for one of its form: no more come from Python
+
+
+def conversation(
+    messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], refuse: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return what published templates expect to find, with the values of those they test for.
+
+    `special`: texts of tokens by name; `refuse` is what a template calls to turn messages down.
+    """
+    return {
+        "messages": [dict(message) for message in messages], "tools": None, "documents": None,
+        "add_generation_prompt": True, "raise_exception": refuse, "bos_token": "", "eos_token": "",
+        **special,
+    }  # fmt: skip
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON as published templates mean it: jinja's own filter writes it for web pages."""
+    width = indent if isinstance(indent, int) else 0
+    text = json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    _check_length(len(text) * (1 + max(width, 0)))
+    if indent is None:
+        return text
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def render(source: str, values: Mapping[str, Any]) -> str:
@@ -71,6 +104,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         self._turns = 0
         for name in ("replace", "center"):
             self.filters[name] = _measured_filter(name, self.filters[name])
+        self.filters["tojson"] = _to_json
 
     def turn(self) -> None:
         """Count a pass of a loop or a call of a macro; raise SecurityError after MAX_TURNS."""
