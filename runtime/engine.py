@@ -270,9 +270,8 @@ class Engine:
     def _end(
         self, requests: Sequence[Request], reason: FinishReason = FinishReason.ABORT
     ) -> None:
-        for request in requests:
-            self._live.pop(request, None)
-            if not request.is_finished:
+        for request in requests:  # those of another engine, or ended already, are let be
+            if self._live.pop(request, None) is not None and not request.is_finished:
                 self._scheduler.finish(request, reason)
 
     # --- steps ----------------------------------------------------------------------------------
@@ -432,6 +431,10 @@ class Engine:
     def output(self, submitted: Submitted) -> RequestOutput:
         """Return what a submitted request gave; raise RequestError before all its samples finished.
         """
+        if not isinstance(submitted, Submitted):
+            raise RequestError(
+                f"output: wrong type: got {shown(submitted)}, want what `submit` gave"
+            )
         if not all(s.is_finished for s in submitted.samples):
             raise RequestError(
                 f"request '{submitted.id}': is not finished: step the engine until its samples are"

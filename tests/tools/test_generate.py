@@ -300,7 +300,7 @@ def test_chat_reads_lines(call: Call, artifact: Path) -> None:
 
 def test_chat_goes_on_after_the_context_is_full(call: Call, artifact: Path) -> None:
     done = call("chat", artifact, "--max-tokens", "4", given="a" * CONTEXT + "\nb\n")
-    assert done.code == 0
+    assert done.code == 1
     lines = done.err.splitlines()
     assert lines[0] == (
         f"error: prompt: is longer than the context: got {CONTEXT + 3} tokens, "

@@ -129,7 +129,7 @@ def test_no_character_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_that_are_no_text_are_refused_line_by_line(artifact: Path) -> None:
     done = shell('"$@"', "chat", artifact, "--max-tokens", 4, given=b"a\xff\nb\n")
     errors = done.stderr.decode().splitlines()
-    assert done.returncode == 0, errors
+    assert done.returncode == 1, errors
     assert errors[0] == (
         "error: chat: message 0: 'content': is not valid Unicode: got a lone surrogate at "
         "character 1, want text"
