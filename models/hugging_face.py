@@ -21,6 +21,9 @@ from tilewright.models.tokenizer import load_tokenizer
 
 WEIGHTS_NAME = "model.safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_SPECIAL = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
 
 
 def _read_weights(folder: Path) -> dict[str, TensorEntry]:
@@ -45,13 +48,26 @@ def _read_weights(folder: Path) -> dict[str, TensorEntry]:
     )
 
 
+def _is_same_rope(
+    scaling: Mapping[str, object], flat: Mapping[str, object], config: Mapping[str, object]
+) -> bool:
+    """Whether two records of rotary settings agree, whichever name they have for the type; an older
+    one has the base beside it."""
+    plain = [
+        {"rope_type": each.get("type", "default"), "rope_theta": config.get("rope_theta"),
+         **{key: value for key, value in each.items() if key != "type" and value is not None}}
+        for each in (scaling, flat)
+    ]  # fmt: skip
+    return plain[0] == plain[1]
+
+
 def _rope(config: Mapping[str, object]) -> dict[str, object]:
     """Rotary settings under their classic keys: newer files keep them in `rope_parameters`."""
     found: dict[str, object] = {}
     scaling = config.get("rope_scaling")
     flat = config.get("rope_parameters")
     if isinstance(flat, dict) and not any(isinstance(each, dict) for each in flat.values()):
-        if isinstance(scaling, dict) and scaling != flat:
+        if isinstance(scaling, dict) and not _is_same_rope(scaling, flat, config):
             raise VerifyError(
                 "config 'rope_scaling': says something else than 'rope_parameters': "
                 f"got {shown(scaling)} and {shown(flat)}, want one of them"
@@ -110,7 +126,8 @@ def _read_generation(
     tokenizer: Tokenizer | None,
 ) -> Generation:
     """Tokens that start and end a text; generation_config.json wins over config.json."""
-    stored = {**config, **_optional_object(folder / "generation_config.json")}
+    own = _optional_object(folder / "generation_config.json")
+    stored = {**config, **{key: value for key, value in own.items() if value is not None}}
     eos_ids = _token_ids(stored.get("eos_token_id"), "eos_token_id", str(folder))
     first = _token_ids(stored.get("bos_token_id"), "bos_token_id", str(folder))
     bos = first[0] if first else None
@@ -129,8 +146,10 @@ def _read_template(folder: Path, settings: Mapping[str, object]) -> str | None:
         return read_text(own)
     stored = settings.get("chat_template")
     if isinstance(stored, list):
-        named = {each.get("name"): each.get("template") for each in stored if type(each) is dict}
-        stored = named.get("default")
+        named = [each for each in stored if type(each) is dict and each.get("name") == "default"]
+        stored = named[-1].get("template") if named else None
+    elif isinstance(stored, dict):
+        stored = stored.get("default")
     if stored is not None and not isinstance(stored, str):
         raise VerifyError(
             f"setting 'chat_template' ({folder / 'tokenizer_config.json'}): "
@@ -139,20 +158,27 @@ def _read_template(folder: Path, settings: Mapping[str, object]) -> str | None:
     return stored
 
 
-def _read_tokenizer(
-    path: Path, config: Mapping[str, object]
-) -> tuple[str | None, Tokenizer | None]:
+def _read_special_tokens(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
+    """Texts of the special tokens by name, each a text or an object with `content`; null says that
+    there is none."""
+    found = {**_optional_object(folder / "special_tokens_map.json"), **settings}
+    texts: dict[str, str] = {}
+    for name in _SPECIAL:
+        value = found.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
+        elif name in found and name in ("bos_token", "eos_token"):
+            texts[name] = ""
+    return texts
+
+
+def _read_tokenizer(path: Path) -> tuple[str | None, Tokenizer | None]:
     """The tokenizer's text as it is, and loaded; a directory may come without one."""
     if not path.exists():
         return None, None
     text = read_text(path)
-    tokenizer = load_tokenizer(text, f"file '{path}'")
-    num_tokens, size = tokenizer.get_vocab_size(), config.get("vocab_size")
-    if isinstance(size, int) and num_tokens > size:
-        raise VerifyError(
-            f"file '{path}': more tokens than the model has: got {num_tokens}, want at most {size}"
-        )
-    return text, tokenizer
+    return text, load_tokenizer(text, f"file '{path}'")
 
 
 def _no_model(folder: Path) -> str:
@@ -174,7 +200,7 @@ def open_directory(folder: Path) -> Checkpoint:
     config = normalise_config(read_object(folder / "config.json"))
     tensors = join_scales(_read_weights(folder))
     settings = _optional_object(folder / "tokenizer_config.json")
-    text, tokenizer = _read_tokenizer(folder / "tokenizer.json", config)
+    text, tokenizer = _read_tokenizer(folder / "tokenizer.json")
     return Checkpoint(
         name=folder.resolve().name,
         source=folder,
@@ -183,4 +209,5 @@ def open_directory(folder: Path) -> Checkpoint:
         tokenizer_json=text,
         chat_template=_read_template(folder, settings),
         generation=_read_generation(folder, config, settings, tokenizer),
+        special_tokens=_read_special_tokens(folder, settings),
     )

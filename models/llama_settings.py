@@ -20,8 +20,9 @@ READ = frozenset({
 
 # The only value of each that means what is built here; absent or null means that value.
 FIXED: Mapping[str, Any] = {
-    "add_cross_attention": False, "attention_multiplier": None, "attn_logit_softcapping": None,
-    "clip_qkv": None, "embedding_multiplier": 1.0, "final_logit_softcapping": None,
+    "activation": "swiglu", "add_cross_attention": False, "attention_multiplier": None,
+    "attn_logit_softcapping": None, "clip_qkv": None, "embedding_multiplier": 1.0,
+    "final_logit_softcapping": None,
     "is_causal": True, "is_encoder_decoder": False, "logit_scale": 1.0, "logits_scaling": 1.0,
     "mlp_bias": False, "no_rope_layers": None, "partial_rotary_factor": 1.0,
     "query_pre_attn_scalar": None, "residual_multiplier": 1.0, "rope_interleaved": False,
@@ -39,8 +40,9 @@ IDLE = frozenset({
     "eos_token_id", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
     "forced_eos_token_id", "gradient_checkpointing", "hidden_dropout", "id2label",
     "initializer_range", "is_decoder", "is_llama_config", "label2id", "length_penalty",
-    "max_length", "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups",
-    "num_beams", "num_labels", "num_return_sequences", "output_attentions",
+    "max_length", "max_sequence_length", "min_length", "model_type",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_labels", "num_return_sequences",
+    "output_attentions",
     "output_hidden_states", "output_scores", "pad_token_id", "prefix", "pretraining_tp",
     "problem_type", "pruned_heads", "quantization_config", "remove_invalid_values",
     "repetition_penalty", "resid_pdrop", "return_dict", "return_dict_in_generate", "sep_token_id",
@@ -60,6 +62,7 @@ _SCALING: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _SCALING_FIXED: Mapping[str, Any] = {"partial_rotary_factor": 1.0, "truncate": True}
+_SCALING_IDLE = ("finetuned",)  # how the weights came about
 
 
 def check_settings(config: Mapping[str, Any]) -> None:
@@ -71,7 +74,8 @@ def check_settings(config: Mapping[str, Any]) -> None:
 def check_known(config: Mapping[str, Any], known: Set[str]) -> None:
     """Raise VerifyError for the first setting that is neither in `known` nor in IDLE."""
     for key, value in config.items():
-        if key not in known and key not in IDLE and not key.startswith("_") and value is not None:
+        idle = key in IDLE or key.startswith("_") or "dropout" in key
+        if key not in known and not idle and value is not None:
             raise VerifyError(
                 f"config {shown(key)}: unknown setting, which could change the result: "
                 f"got {shown(value)}, want none; delete it from config.json if it has no effect"
@@ -86,7 +90,8 @@ def check_scaling(scaling: Mapping[str, Any]) -> None:
     check_fixed("rope scaling", scaling, _SCALING_FIXED)
     for key, value in scaling.items():
         known = key in _SCALING[kind] or key in ("rope_theta", "rope_type", "type")
-        if not known and key not in _SCALING_FIXED and value is not None:
+        known = known or key in _SCALING_IDLE or key in _SCALING_FIXED
+        if not known and value is not None:
             wanted = ", ".join(_SCALING[kind]) or "none"
             raise VerifyError(
                 f"rope scaling '{kind}': unknown setting {shown(key)}: got {shown(value)}, "

@@ -74,7 +74,11 @@ class Generation:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model's settings under Hugging Face keys, its tensors under Hugging Face names."""
+    """A model's settings under Hugging Face keys, its tensors under Hugging Face names.
+
+    `special_tokens`: what a chat template finds under names such as `eos_token`, where the files
+    say it. That need not be a token which ends or starts a text.
+    """
 
     name: str
     source: Path
@@ -83,6 +87,7 @@ class Checkpoint:
     tokenizer_json: str | None
     chat_template: str | None
     generation: Generation
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 def shown(value: object) -> str:

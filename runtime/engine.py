@@ -32,7 +32,14 @@ from tilewright.runtime.executor import Executor
 from tilewright.runtime.opening import Opening
 from tilewright.runtime.outputs import RequestOutput, StreamEvent, Usage
 from tilewright.runtime.params import SamplingParams, shown
-from tilewright.runtime.prompt import Message, Prompt, encode, listed_prompts, render_chat
+from tilewright.runtime.prompt import (
+    Message,
+    Prompt,
+    encode,
+    listed_prompts,
+    render_chat,
+    token_ids,
+)
 from tilewright.runtime.request import FinishReason, Request, checked_id
 from tilewright.runtime.sample import Sample, stacked
 from tilewright.runtime.sample_logits import SampleRules, bad_word_sequences
@@ -240,7 +247,7 @@ class Engine:
             raise RequestError("sampling parameter 'bad_words': the model has no tokenizer")
         tokenizer = self.tokenizer
         return bad_word_sequences(
-            params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+            params.bad_words, lambda text: token_ids(tokenizer, text, "bad_words")
         )
 
     def abort(self, request_id: str) -> None:
@@ -263,9 +270,8 @@ class Engine:
     def _end(
         self, requests: Sequence[Request], reason: FinishReason = FinishReason.ABORT
     ) -> None:
-        for request in requests:
-            self._live.pop(request, None)
-            if not request.is_finished:
+        for request in requests:  # those of another engine, or ended already, are let be
+            if self._live.pop(request, None) is not None and not request.is_finished:
                 self._scheduler.finish(request, reason)
 
     # --- steps ----------------------------------------------------------------------------------
@@ -417,11 +423,18 @@ class Engine:
             else ""
             for name, token_id in (("bos_token", self.model.bos_id), ("eos_token", eos))
         }
-        return render_chat(messages, self.model, special)
+        # Where the model's files name these tokens they are not always those that end generation.
+        config = self.model.config.items()
+        named = {k: v for k, v in config if k.endswith("_token") and isinstance(v, str)}
+        return render_chat(messages, self.model, {**special, **named})
 
     def output(self, submitted: Submitted) -> RequestOutput:
         """Return what a submitted request gave; raise RequestError before all its samples finished.
         """
+        if not isinstance(submitted, Submitted):
+            raise RequestError(
+                f"output: wrong type: got {shown(submitted)}, want what `submit` gave"
+            )
         if not all(s.is_finished for s in submitted.samples):
             raise RequestError(
                 f"request '{submitted.id}': is not finished: step the engine until its samples are"

@@ -23,9 +23,13 @@ def load_tokenizer(folder: Path, model: ModelRecord) -> Tokenizer | None:
     if model.tokenizer is None:
         return None
     try:
-        return Tokenizer.from_file(str(folder / model.tokenizer))
+        tokenizer = Tokenizer.from_file(str(folder / model.tokenizer))
     except Exception as error:  # the library raises plain Exception for every kind of bad file
         raise ArtifactError(f"file '{model.tokenizer}': is no tokenizer: {error}") from None
+    # What a file keeps of its training would cut a prompt, or fill it up, without a word.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -72,7 +76,7 @@ def _encode_text(text: str, tokenizer: Tokenizer | None, model: ModelRecord) -> 
             f"prompt: is too long: got {len(text)} characters, want at most {MAX_TEXT_CHARS}"
         )
     check_unicode(text, "prompt")
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    ids = token_ids(tokenizer, text, "prompt")
     outside = next((i for i in ids if i >= model.vocab_size), None)
     if outside is not None:
         raise RequestError(
@@ -81,6 +85,17 @@ def _encode_text(text: str, tokenizer: Tokenizer | None, model: ModelRecord) -> 
     if model.add_bos and model.bos_id is not None and ids[:1] != [model.bos_id]:
         ids = [model.bos_id, *ids]
     return tuple(ids)
+
+
+def token_ids(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
+    """Return the ids of a text without special tokens; raise RequestError where it has none."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    except Exception as error:  # the library raises nothing narrower
+        why = " ".join(str(error).split())
+        raise RequestError(
+            f"{what}: the tokenizer cannot read {shown(text)}: {why}: want other text"
+        ) from None
 
 
 def check_unicode(text: str, what: str) -> None:
@@ -119,13 +134,14 @@ def _checked_ids(prompt: Any, model: ModelRecord) -> tuple[int, ...]:
 def render_chat(messages: Sequence[Message], model: ModelRecord, special: Mapping[str, str]) -> str:
     """Return the text of a conversation in the model's own chat template, run in a sandbox.
 
-    `messages` have `role` and `content`; `special` gives bos_token and eos_token texts.
+    `messages` have `role` and `content`; `special` gives texts of tokens by name, as bos_token.
     """
     if model.chat_template is None:
         raise RequestError(f"chat: model '{model.name}' has no chat template: want a plain prompt")
     _check_messages(messages)
     try:
-        from tilewright.runtime.chat_template import render  # jinja2 takes time to import
+        # jinja2 takes time to import
+        from tilewright.runtime.chat_template import conversation, render
     except ModuleNotFoundError:
         raise RequestError(
             "chat: jinja2 is not installed, and a chat template needs it: want a plain prompt"
@@ -135,11 +151,7 @@ def render_chat(messages: Sequence[Message], model: ModelRecord, special: Mappin
         raise RequestError(f"chat: the template refuses the messages: {text}")
 
     try:
-        values = {
-            "messages": [dict(m) for m in messages], "add_generation_prompt": True,
-            "raise_exception": refuse, **special,
-        }  # fmt: skip
-        return render(model.chat_template, values)
+        return render(model.chat_template, conversation(messages, special, refuse))
     except RequestError:
         raise
     except Exception as error:  # a template is a foreign program, and may raise whatever there is

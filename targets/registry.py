@@ -37,5 +37,5 @@ def resolve(name: str, *, cxx: str | None = None) -> tuple[Target, Toolchain]:
         variants = ", ".join(f"cpu:{v}" for v in VARIANTS)
         raise TargetError(f"target '{name}': unknown: have {', '.join(TARGETS)} ({variants})")
     make_target, make_toolchain = TARGETS[base]
-    target = make_target(variant or None)
+    target = make_target(variant if ":" in name else None)
     return target, make_toolchain(target, cxx)

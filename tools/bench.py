@@ -23,7 +23,7 @@ PEERS = ("llama.cpp", "transformers")
 def batches_of(text: str) -> tuple[int, ...]:
     """Read `1,8`; batch 1 is always measured. Raises typer.BadParameter for anything else."""
     parts = text.split(",")
-    if not all(p.strip().isdecimal() and len(p) < 9 and int(p) > 0 for p in parts):
+    if not all(p.isascii() and p.strip().isdecimal() and len(p) < 9 and int(p) > 0 for p in parts):
         raise refusal(text, "sizes of at least 1, such as 1,8", option="--batch")
     return tuple(sorted({1, *map(int, parts)}))
 

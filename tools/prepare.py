@@ -312,6 +312,7 @@ def _model_record(
                 f"got {token}, want below {vocab_size} ({checkpoint.source})"
             )
     plain = (str, int, float, bool)
+    settings = {k: v for k, v in checkpoint.config.items() if isinstance(v, plain)}
     return ModelRecord(
         name=checkpoint.name,
         family=family,
@@ -323,5 +324,5 @@ def _model_record(
         add_bos=generation.add_bos,
         chat_template=checkpoint.chat_template,
         tokenizer=TOKENIZER if checkpoint.tokenizer_json else None,
-        config={k: v for k, v in checkpoint.config.items() if isinstance(v, plain)},
+        config={**settings, **checkpoint.special_tokens},
     )

@@ -4,16 +4,19 @@ somebody chats.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from jinja2.exceptions import TemplateSyntaxError
 
 from tilewright.graph.errors import VerifyError
 from tilewright.models.record import Checkpoint, shown
-from tilewright.runtime.chat_template import render
+from tilewright.runtime.chat_template import conversation, render
 
 _SYSTEM = {"role": "system", "content": "Be brief."}
 _USER = {"role": "user", "content": "Hello"}
 _ANSWER = {"role": "assistant", "content": "Hello."}
-_TRIED = ([_USER], [_SYSTEM, _USER], [_SYSTEM, _USER, _ANSWER, _USER])
+_PARTS = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+_TRIED = ([_USER], [_SYSTEM, _USER], [_SYSTEM, _USER, _ANSWER, _USER], [_PARTS])
 
 
 class _Refused(Exception):
@@ -25,7 +28,7 @@ def check_template(checkpoint: Checkpoint) -> None:
     source = checkpoint.chat_template
     if source is None:
         return
-    failures = [_failure(source, messages) for messages in _TRIED]
+    failures = [_failure(source, messages, checkpoint.special_tokens) for messages in _TRIED]
     if all(failures):
         raise VerifyError(
             f"chat template of '{checkpoint.name}': {failures[0]}: want one that works, or none "
@@ -33,18 +36,16 @@ def check_template(checkpoint: Checkpoint) -> None:
         )
 
 
-def _failure(source: str, messages: list[dict[str, str]]) -> str | None:
+def _failure(
+    source: str, messages: Sequence[Mapping[str, object]], special: Mapping[str, str]
+) -> str | None:
     """Return why a template cannot render a conversation, in a few words; None where it can."""
 
     def refuse(text: str) -> None:
         raise _Refused(text)
 
-    values = {
-        "messages": messages, "add_generation_prompt": True, "raise_exception": refuse,
-        "bos_token": "", "eos_token": "",
-    }  # fmt: skip
     try:
-        render(source, values)
+        render(source, conversation(messages, special, refuse))
     except _Refused:
         return None
     except TemplateSyntaxError as error:

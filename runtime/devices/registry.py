@@ -34,9 +34,10 @@ def open_device(
     target = manifest.target.name
     if name is not None and not isinstance(name, str):
         raise RequestError(f"device: got {shown(name)}, want {', '.join(DEVICES)}, cuda:N")
-    kind, _, index = (name or _device_of(target)).partition(":")
-    if kind not in DEVICES or (index and (kind in ON_CPU or not index.isdecimal())):
-        raise RequestError(f"device '{name}': unknown: have {', '.join(DEVICES)}, cuda:N")
+    kind, colon, index = (_device_of(target) if name is None else name).partition(":")
+    is_number = index.isascii() and index.isdecimal()
+    if kind not in DEVICES or (colon and (kind in ON_CPU or not is_number)):
+        raise RequestError(f"device {shown(name)}: unknown: have {', '.join(DEVICES)}, cuda:N")
     if target not in DEVICES[kind]:
         raise ArtifactError(
             f"target '{target}' cannot run on this device: want {' or '.join(DEVICES[kind])}"

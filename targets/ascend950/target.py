@@ -28,8 +28,8 @@ DEFAULT, DEFAULT_MODEL = "950pr-32", "950-4"  # few cores: fewer blocks without 
 
 def ascend950_target(variant: str | None = None) -> Target:
     """Return a part by name, for the chip or for the model; TargetError lists the known ones."""
-    name = variant or DEFAULT
-    part = name.removesuffix(MODEL_SUFFIX) or DEFAULT_MODEL
+    name = DEFAULT if variant is None else variant
+    part = DEFAULT_MODEL if name == MODEL_SUFFIX else name.removesuffix(MODEL_SUFFIX)
     if part not in PARTS:
         raise TargetError(
             f"ascend950 variant '{name}': unknown: have {', '.join(PARTS)}, each also with "

@@ -32,6 +32,7 @@ from tilewright.targets.ascend950.simulation import (
     template_folder,
 )
 from tilewright.targets.ascend950.target import MODEL_SUFFIX
+from tilewright.targets.host_compiler import version_line
 
 TILES_VERSION = 2  # of the choice of tiles, which may decide bits
 SOURCES_ONLY = "sources only: no CANN was found when this artifact was made\n"
@@ -120,7 +121,7 @@ class AscendToolchain:
             ) from None
         tiles = f"tiles {TILES_VERSION}"
         if self.simulated:
-            host = self._run([self.compiler, "--version"], "version").splitlines()[0]
+            host = version_line(self.compiler)
             return f"{printer}; {tiles}; functional model; {host} {' '.join(KERNEL_FLAGS)}"
         found = "bisheng " + " ".join(BISHENG_FLAGS) if self.bisheng else "sources only"
         return f"{printer}; {tiles}; {found}"
@@ -222,7 +223,9 @@ class AscendToolchain:
         return texts
 
     def _run(self, command: Sequence[str], what: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
         if done.returncode:
             lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [
                 done.stderr.strip() or f"exit code {done.returncode}"

@@ -12,6 +12,7 @@ from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
 from tilewright.codegen.expr import prelude
 from tilewright.codegen.target import FORBIDDEN_FLAGS, Target
 from tilewright.graph.errors import TargetError
+from tilewright.targets.host_compiler import version_line
 
 HOST_SOURCES = ("tw_host.cpp", "tw_arguments.cpp")
 ALL_HEADERS, MATH = "tw_all.h", "tw_math.h"
@@ -44,7 +45,7 @@ class CppToolchain:
 
     @cached_property
     def _version(self) -> str:
-        return self._run(["--version"], "version").splitlines()[0]
+        return version_line(self.compiler)
 
     def compile(self, source: Path, output: Path) -> None:
         """Compile one source; its headers lie beside it."""
@@ -101,7 +102,11 @@ class CppToolchain:
             if flag in FORBIDDEN_FLAGS:
                 raise TargetError(f"kernel '{what}': flag {flag} lets the compiler reorder sums")
         done = subprocess.run(
-            [self.compiler, *arguments], capture_output=True, text=True, check=False
+            [self.compiler, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if done.returncode:
             lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [

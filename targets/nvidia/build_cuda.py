@@ -80,7 +80,7 @@ def usage(said: str) -> list[dict[str, Any]]:
 
 def _run(arguments: Sequence[str | Path], what: str) -> str:
     done = subprocess.run(
-        [str(a) for a in arguments], capture_output=True, text=True, check=False
+        [str(a) for a in arguments], capture_output=True, text=True, errors="replace", check=False
     )
     if done.returncode:
         lines = [s for s in (done.stderr + done.stdout).splitlines() if "error" in s] or [

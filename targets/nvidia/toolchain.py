@@ -28,6 +28,7 @@ from tilewright.codegen.spec import Schedule
 from tilewright.codegen.target import Target
 from tilewright.codegen.work_folder import work_folder
 from tilewright.graph.errors import TargetError
+from tilewright.targets.host_compiler import version_line
 from tilewright.targets.nvidia.build import read_report
 from tilewright.targets.nvidia.build_cuda import FLAGS, build_cuda, find_nvcc, nvcc_version
 from tilewright.targets.nvidia.overlap import BEGIN
@@ -134,7 +135,7 @@ class NvidiaToolchain:
             raise TargetError(
                 f"target '{self.target.name}': Triton is not installed: want triton 3.7 or later"
             ) from None
-        host = self._run(["--version"], "version").splitlines()[0]
+        host = version_line(self.compiler)
         return f"triton {triton}; {_tilelang()}; {nvcc_version(self._nvcc)}; {host}"
 
     def compile(self, source: Path, output: Path) -> None:
@@ -233,7 +234,11 @@ class NvidiaToolchain:
 
     def _run(self, arguments: Sequence[str], what: str) -> str:
         done = subprocess.run(
-            [self.compiler, *arguments], capture_output=True, text=True, check=False
+            [self.compiler, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if done.returncode:
             lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [

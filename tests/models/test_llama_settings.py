@@ -21,14 +21,17 @@ from tilewright.tools.prepare import prepare
 
 # The keys that published files of the four families have, with the values they have there.
 PUBLISHED: dict[str, Any] = {
-    "_name_or_path": "", "architectures": ["LlamaForCausalLM"], "attention_dropout": 0.0,
+    "_name_or_path": "", "activation": "swiglu", "architectures": ["LlamaForCausalLM"],
+    "attention_dropout": 0.0, "auto_map": None, "hidden_dropout_prob": 0.1,
     "bos_token_id": 1, "chunk_size_feed_forward": 0, "dtype": "bfloat16", "eos_token_id": [2, 3],
     "hidden_act": "silu", "id2label": {"0": "LABEL_0"}, "initializer_range": 0.02,
     "is_encoder_decoder": False, "is_llama_config": True, "label2id": {"LABEL_0": 0},
     "layer_types": ["full_attention", "full_attention"], "max_window_layers": 28,
-    "mlp_bias": False, "model_type": "llama", "output_attentions": False,
-    "output_hidden_states": False, "pad_token_id": None, "pretraining_tp": 1,
-    "problem_type": None, "return_dict": True, "rope_interleaved": False, "rope_scaling": None,
+    "max_sequence_length": 2048, "mlp_bias": False, "model_type": "llama",
+    "output_attentions": False, "output_hidden_states": False, "pad_token_id": None,
+    "pretraining_tp": 1,
+    "problem_type": None, "quantization_config": None, "return_dict": True,
+    "rope_interleaved": False, "rope_scaling": None,
     "sliding_window": None, "torch_dtype": "bfloat16", "transformers.js_config": {"dtype": "q4"},
     "transformers_version": "4.47.1", "use_cache": True, "use_mrope": False,
     "use_sliding_window": False,
@@ -47,6 +50,15 @@ def test_published_settings_are_accepted(read: Callable[[Any], Any]) -> None:
     assert read({**CONFIG, **PUBLISHED}).window is None
 
 
+def test_published_scalings_are_accepted() -> None:
+    """YaRN's own files say that the weights were trained for it."""
+    scaling = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 8192}
+    read = llama.read_config({**CONFIG, "rope_scaling": {**scaling, "finetuned": True}})
+    assert rotary_frequencies(read.rope) == rotary_frequencies(
+        llama.read_config({**CONFIG, "rope_scaling": scaling}).rope
+    )
+
+
 def test_a_key_is_in_one_list() -> None:
     assert not READ & IDLE and not READ & FIXED.keys() and not IDLE & FIXED.keys()
 
@@ -57,7 +69,7 @@ def test_a_setting_that_is_not_built_is_refused(read: Callable[[Any], Any], key:
     wanted = FIXED[key]
     read({**CONFIG, key: wanted})
     got: Any = not wanted if isinstance(wanted, bool) else 0.5
-    want = "null" if wanted is None else wanted
+    want = "null" if wanted is None else repr(wanted)
     assert refusal({key: got}, read) == f"config '{key}': not supported: got {got}, want {want}"
 
 

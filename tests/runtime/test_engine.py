@@ -329,6 +329,8 @@ def test_wrong_calls_are_refused(engine: Engine) -> None:
          "text"),
         (lambda: engine.abort(["a"]),  # type: ignore[arg-type]
          "request id: got list of 1, want a non-empty text"),
+        (lambda: engine.output("a"),  # type: ignore[arg-type]
+         "output: wrong type: got 'a', want what `submit` gave"),
         (lambda: engine.generate(5, GREEDY),  # type: ignore[arg-type]
          "prompts: wrong type: got int, want a text, token ids or a list"),
         (lambda: engine.chat_prompt([{"role": "user", "content": "x"}]),
@@ -337,6 +339,20 @@ def test_wrong_calls_are_refused(engine: Engine) -> None:
         with pytest.raises(RequestError) as caught:
             call()
         assert str(caught.value) == message
+
+
+def test_samples_of_another_engine_are_let_be(
+    engine: Engine, artifact: Path, usual: runtime.RequestOutput
+) -> None:
+    with runtime.load(artifact) as other:
+        foreign = other.submit([5, 6, 7], GREEDY)
+        own = engine.submit([5, 6, 7], GREEDY, request_id=foreign.id)
+        engine.cancel(foreign.samples)
+        engine.drop(foreign.samples)
+        for each, submitted in ((engine, own), (other, foreign)):
+            while each.step():
+                pass
+            assert each.output(submitted).token_ids == usual.token_ids
 
 
 def test_cache_size_is_checked(artifact: Path) -> None:

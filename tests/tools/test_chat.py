@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from tilewright.runtime import RequestError, SamplingParams, StreamEvent
 from tilewright.tools.commands import chat
 from tilewright.tools.commands.options import SAMPLING
+
+from .conftest import Call
 
 
 @dataclass
@@ -100,6 +103,18 @@ def test_answers_fit_the_context(capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine(model=FakeModel(max_context=4))
     talk(engine, "a", "b")
     assert [p.max_tokens for p in engine.params] == [3, 1]
+
+
+@pytest.mark.cpu
+def test_a_pipe_with_a_line_that_is_refused_fails_at_the_end(
+    call: Call, artifact: Path
+) -> None:
+    few = ("--max-tokens", 2, "--seed", 1)
+    good = call("chat", artifact, *few, given="a\n/reset\nb\n")
+    assert (good.code, len(good.out.splitlines())) == (0, 2)
+    long = call("chat", artifact, *few, given="a\n/reset\n" + "x" * 200 + "\n/reset\nb\n")
+    assert (long.code, long.out) == (1, good.out)
+    assert "error: prompt: is longer than the context: " in long.err
 
 
 def test_every_answer_tells_its_seed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_an_unusable_tokenizer_is_refused(call: Call, model: Path, tmp_path: Pat
     [
         ("{% for m in messages %}", r"is malformed in line 1: \"Unexpected end of template\. .*"),
         ("\n{% if %}", r"is malformed in line 2: .*"),
-        ("{{ tools[0].name }}", r"cannot be rendered: UndefinedError: .*'tools' is undefined.*"),
+        ("{{ tools[0].name }}", r"cannot be rendered: UndefinedError: .*None has no element 0.*"),
         ("{{ 10 ** 9999999 }}", r"cannot be rendered: SecurityError: .*"),
     ],
 )  # fmt: skip
@@ -127,6 +127,9 @@ def test_a_chat_template_that_always_fails_is_refused(
         "{% for m in messages %}{% if m.role != 'system' %}{{ raise_exception('no') }}{% endif %}"
         "{% endfor %}",  # refuses every conversation itself, which is its right
         "{{ messages[1].content }}",  # wants more than one message
+        "{{ messages[0].content[0].text + '!' }}",  # wants its text in parts
+        "{% if tools is not none %}{{ tools[0].name }}{% endif %}{{ messages[0].content }}",
+        "{{ messages[0] | tojson(indent=4, ensure_ascii=False) }}{{ bos_token + eos_token }}",
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}"
         "{% endfor %}{{ strftime_now('%Y') }}",
     ],

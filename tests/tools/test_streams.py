@@ -34,6 +34,21 @@ def test_an_input_or_notes_that_are_closed_are_open_nowhere() -> None:
         assert b"Compile language models" in done.stdout, closed
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("place", ["2>/dev/full", "2> >(exit)", "2</dev/null", "2>&-"])
+def test_notes_that_nobody_takes_cost_no_answer(artifact: Path, place: str) -> None:
+    asked = ("generate", artifact, "--tokens", "1,2", "--max-tokens", 2, "--seed", 1)
+    kept = shell('"$@"', *asked)
+    assert b"seed 1" in kept.stderr
+    lost = shell(f'"$@" {place}', *asked)
+    assert (lost.returncode, lost.stdout) == (0, kept.stdout)
+    talk = ("chat", artifact, "--max-tokens", 2, "--seed", 1)
+    said = shell(f'"$@" {place}', *talk, given=b"a\n/reset\na\n")
+    (first, second) = said.stdout.splitlines()
+    assert said.returncode == 0 and first == second
+    assert shell(f'"$@" {place}', "inspect", "none").returncode == 1
+
+
 NOWHERE = b"error: standard output: is closed: nobody could read the answer\n"
 
 
@@ -114,7 +129,7 @@ def test_no_character_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_that_are_no_text_are_refused_line_by_line(artifact: Path) -> None:
     done = shell('"$@"', "chat", artifact, "--max-tokens", 4, given=b"a\xff\nb\n")
     errors = done.stderr.decode().splitlines()
-    assert done.returncode == 0, errors
+    assert done.returncode == 1, errors
     assert errors[0] == (
         "error: chat: message 0: 'content': is not valid Unicode: got a lone surrogate at "
         "character 1, want text"

@@ -11,6 +11,7 @@ import typer
 
 from tilewright.tools.commands import options as o
 from tilewright.tools.commands.notes import origin_note, speed_note, with_seed
+from tilewright.tools.failures import FAILED
 
 if TYPE_CHECKING:
     from tilewright.runtime import Engine
@@ -30,7 +31,7 @@ def chat(
     min_tokens: o.MinTokens = None, threads: o.Threads = None,
 ) -> None:  # fmt: skip
     """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an
-    answer."""
+    answer. Lines of a pipe that cannot be answered make it fail at the end."""
     settings = o.sampling_settings(call.params)
     from tilewright import runtime
     from tilewright.tools.progress import waiting
@@ -41,6 +42,8 @@ def chat(
         talk = Talk(engine, settings, system)
         talk.check()
         talk.run(_lines())
+    if talk.failed and not sys.stdin.isatty():
+        raise typer.Exit(FAILED)
 
 
 def _lines() -> Iterator[str]:
@@ -69,6 +72,7 @@ class Talk:
         self._engine, self._settings = engine, settings
         self._first = [{"role": "system", "content": system}] if system is not None else []
         self._messages = list(self._first)
+        self.failed = False  # whether a line was refused, or its answer broke off
         self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def check(self) -> None:
@@ -106,6 +110,7 @@ class Talk:
             said = self._stream(self._engine.chat_prompt(messages))
         except RequestError as error:
             print(f"error: {error}", file=sys.stderr)
+            self.failed = True
             return
         self._messages = [*messages, {"role": "assistant", "content": said}]
 
@@ -125,6 +130,7 @@ class Talk:
                 pieces.append(event.text)
                 count += len(event.token_ids)
                 if event.error is not None:
+                    self.failed = True
                     self._note(f"error: {event.error}")
         except KeyboardInterrupt:
             events.close()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tilewright.tools.commands import values
-from tilewright.tools.commands.values import refusal
+from tilewright.tools.commands.values import integer, real, refusal
 
 MAX_THREADS = 1024
 MODES = ("deterministic", "fast")  # those of the compiler, which is slow to import
@@ -20,7 +20,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 def ids_of(text: str, option: str) -> list[int]:
     """Read the `1,2,3` of an option; raise typer.BadParameter for anything else."""
     try:
-        return [int(part) for part in text.split(",")] if text.strip() else []
+        return [integer(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
         raise refusal(text, "token ids such as 1,2,3", option=option) from None
 
@@ -29,7 +29,7 @@ def replay_of(text: str | None) -> int | str | None:
     """Read an even number or `default`; raise typer.BadParameter for anything else."""
     if text is None or text == "default":
         return text
-    if not text.isdecimal() or len(text) > 9:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         want = "an even number of tokens, or default"
         raise refusal(text, want, option="--replay-tokens")
     return int(text)
@@ -39,7 +39,7 @@ def bias_of(text: str) -> tuple[int, float]:
     """Read `ID:VALUE`; raise typer.BadParameter for anything else."""
     token_id, _, value = text.partition(":")
     try:
-        return int(token_id), float(value)
+        return integer(token_id), real(value)
     except ValueError:
         raise refusal(text, "ID:VALUE such as 42:-1.5", option="--logit-bias") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.runtime.json_pairs import repeated_key
+from tilewright.tools.commands.values import integer
 from tilewright.tools.failures import CommandError
 
 _KEYS = ("prompt", "tokens", "messages", "params")
@@ -109,6 +110,6 @@ def _params(tree: Any) -> Mapping[str, Any]:
     if not isinstance(bias, dict):
         return tree
     try:
-        return {**tree, "logit_bias": {int(key): value for key, value in bias.items()}}
+        return {**tree, "logit_bias": {integer(key): value for key, value in bias.items()}}
     except ValueError:
         raise CommandError("key 'params': 'logit_bias': want token ids as keys") from None

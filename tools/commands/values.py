@@ -4,6 +4,7 @@ say what was got, so the texts are read here; whoever reads is called with a def
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,28 @@ def name(text: str) -> str:
     return text
 
 
+def integer(text: Any) -> int:
+    """Return the whole number that a text is; raise ValueError for other spellings Python has, such
+    as 1_0 and digits of other scripts."""
+    if not re.fullmatch(r"\s*[-+]?[0-9]+\s*", str(text)):
+        raise ValueError(text)
+    return int(text)
+
+
+def real(text: Any) -> float:
+    """Return the number that a text is; raise ValueError likewise."""
+    if not str(text).isascii() or "_" in str(text):
+        raise ValueError(text)
+    return float(text)
+
+
 def whole(low: int | None = None, high: int | None = None) -> Callable[[Any], int]:
     """Return the reader of whole numbers, within bounds where there are any."""
     want = "a whole number" + _bounds(low, high)
 
     def read(text: Any) -> int:
         try:
-            number = int(text)
+            number = integer(text)
         except ValueError:  # also for one of thousands of digits
             raise refusal(text, want) from None
         if (low is not None and number < low) or (high is not None and number > high):
@@ -60,7 +76,7 @@ def _bounds(low: int | None, high: int | None) -> str:
 def number(text: Any) -> float:
     """Read a number; whether it is a good one is for whoever takes it to say."""
     try:
-        return float(text)
+        return real(text)
     except ValueError:
         raise refusal(text, "a number") from None
 
