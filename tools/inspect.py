@@ -12,6 +12,7 @@ import typer
 from tilewright.tools.commands.options import Artifact, Json, place
 from tilewright.tools.failures import CommandUsageError, writing
 from tilewright.tools.inspect_text import STAGES, kernel_source, stage_facts, stage_text
+from tilewright.tools.whole_file import write_whole
 
 
 def inspect_command(
@@ -46,7 +47,7 @@ def inspect_command(
         from tilewright.tools.inspect_html import page
 
         with writing(html):
-            html.write_text(page(opened), encoding="utf-8")
+            write_whole(html, page(opened).encode("utf-8"))
         if stage is None and kernel is None and not as_json:
             return
     if kernel is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 
 from tilewright import runtime
 from tilewright.tools.commands.generate import run_all
-from tilewright.tools.commands.logits import write_array
 from tilewright.tools.commands.notes import origin_note
 from tilewright.tools.commands.prompts import Asked, read_lines
 
@@ -333,21 +331,6 @@ def test_logits_into_a_missing_folder(call: Call, artifact: Path, tmp_path: Path
     done = call("logits", artifact, "--tokens", "5", "-o", tmp_path)
     assert (done.code, done.err) == (1, f"error: '{tmp_path}': Is a directory\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_logits_replace_no_pipe_and_no_link(tmp_path: Path) -> None:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    pipe, link = tmp_path / "pipe", tmp_path / "link"
-    os.mkfifo(pipe)
-    link.symlink_to("far.npy")
-    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
-    write_array(pipe, values)
-    content, _ = reader.communicate(timeout=30)
-    assert np.array_equal(np.load(io.BytesIO(content)), values) and pipe.is_fifo()
-    for _ in range(2):
-        write_array(link, values)
-        assert link.is_symlink() and np.array_equal(np.load(tmp_path / "far.npy"), values)
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_damaged_artifact(call: Call, artifact: Path, tmp_path: Path) -> None:

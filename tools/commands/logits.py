@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tilewright.tools.commands import options
 from tilewright.tools.failures import writing
+from tilewright.tools.whole_file import write_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +33,7 @@ def logits(
     with engine:
         values = engine.logits(ids)
     with writing(output):
-        write_array(output, values)
+        write_whole(output, npy(values))
     # Where the numbers may go to stdout themselves, a note there would spoil them.
     where = sys.stdout if output.is_file() else sys.stderr
     if as_json:
@@ -44,43 +43,11 @@ def logits(
         print(f"{output}: float32 [{values.shape[0]}, {values.shape[1]}]", file=where)
 
 
-def write_array(path: Path, values: NDArray[Any]) -> None:
-    """Write beside `path` and rename, so that the file is whole or absent; raise OSError.
-
-    A link stands for the file it leads to; a pipe or device is written to, never replaced.
-    """
-    import numpy as np
-
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            file.write(_npy(values))
-        return
-    place = Path(os.path.realpath(path))
-    handle, name = _open_beside(place, path)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, values)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, place)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _npy(values: NDArray[Any]) -> bytes:
-    """Return the content of a file: a pipe has no place, which numpy asks for."""
+def npy(values: NDArray[Any]) -> bytes:
+    """Return the content of a file, made before it is opened: what numpy says of a full disk names
+    no reason, and a pipe has no place, which it asks for."""
     import numpy as np
 
     content = io.BytesIO()
     np.save(content, values)
     return content.getvalue()
-
-
-def _open_beside(place: Path, path: Path) -> tuple[int, str]:
-    """Open a new file beside `place`; an error is about the file that was asked for."""
-    try:
-        return tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}-")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
