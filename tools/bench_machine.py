@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.codegen.flags import Flags
 from tilewright.codegen.target import Toolchain
-from tilewright.runtime.devices.memory import Bytes, allocate, allocate_huge
+from tilewright.runtime.devices.memory import Bytes, allocate_streamed
 from tilewright.targets.registry import resolve
 
 READ_BYTES = 256 << 20  # more than a last-level cache keeps: a GiB was read no slower
@@ -173,8 +173,7 @@ def build(toolchain: Toolchain, folder: Path) -> Path:
 
 def _touched(num_bytes: int) -> Bytes:
     """Written pages, of the size that weights lie in: unwritten ones all map to the same zeros."""
-    pages = allocate_huge(num_bytes)
-    pages = allocate(num_bytes) if pages is None else pages
+    pages = allocate_streamed(num_bytes)
     pages[...] = 1
     return pages
 

@@ -20,8 +20,8 @@ from tilewright.graph import Graph, Node, Role
 from tilewright.graph.dims import Dim, evaluate, to_json
 from tilewright.graph.ops import Kind, op_def
 from tilewright.graph.types import BlockFormat, TensorType
-from tilewright.runtime.devices.cpu import allocate, numpy_type
-from tilewright.runtime.devices.memory import allocate_huge
+from tilewright.runtime.devices.cpu import numpy_type
+from tilewright.runtime.devices.memory import allocate_streamed
 from tilewright.tools.synthetic_paged import paged_extents, paged_index, paged_reads
 
 Array = NDArray[Any]
@@ -148,9 +148,7 @@ def _turns(body: Graph, name: str, array: Array, copies: int) -> tuple[Array, ..
 
 def _placed(array: Array) -> Array:
     """Copy to pages of its own, aligned and as large as the runtime's."""
-    pages = allocate_huge(array.nbytes)
-    pages = allocate(array.nbytes) if pages is None else pages
-    memory = pages.view(array.dtype).reshape(array.shape)
+    memory = allocate_streamed(array.nbytes).view(array.dtype).reshape(array.shape)
     memory[...] = array
     return memory
 

@@ -128,6 +128,12 @@ def allocate_huge(num_bytes: int) -> Bytes | None:
     return whole[start : start + num_bytes]
 
 
+def allocate_streamed(num_bytes: int) -> Bytes:
+    """Return bytes in pages as large as those that `load_file` puts weights in, where it can."""
+    huge = allocate_huge(num_bytes)
+    return allocate(num_bytes) if huge is None else huge
+
+
 def load_file(path: Path) -> Bytes:
     """Return a file's bytes in huge pages if it is small beside this machine's memory, else mapped.
     """

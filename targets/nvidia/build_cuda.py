@@ -12,10 +12,11 @@ from typing import Any
 
 from tilewright.graph.errors import TargetError
 from tilewright.targets.nvidia.build import kept_report, scan_ptx
-from tilewright.targets.nvidia.overlap import waiting
+from tilewright.targets.nvidia.overlap import FEW_BLOCKS, waiting
 
 # Products and sums are never contracted: every fma is ours.
-FLAGS = ("-O3", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
+FLAGS = ("-O3", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
+         f"-DTW_FEW_BLOCKS={FEW_BLOCKS}")  # fmt: skip
 _USED = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
     r"(\d+) bytes spill loads.*?Used (\d+) registers",

@@ -2,7 +2,6 @@
 #pragma once
 #include <stdint.h>
 
-#define TW_FEW_BLOCKS 16  // as in targets/nvidia/overlap.py
 #define TW_DEVICE static __device__ __forceinline__
 #define TW_EACH(many) _Pragma("unroll") for (int m = 0; m < many; ++m)
 
@@ -28,7 +27,7 @@ TW_DEVICE void tw_ahead(const void* from, uint32_t num_bytes) {
 }
 
 // Waits until the kernels before this one are complete. One of few blocks lets the next one's come
-// at once (targets/nvidia/overlap.py, which lets all other kernels begin likewise).
+// at once (targets/nvidia/overlap.py, which lets all other kernels begin likewise, gives TW_FEW_BLOCKS).
 TW_DEVICE void tw_wait_for_others() {
   if (gridDim.x * gridDim.y * gridDim.z <= TW_FEW_BLOCKS) {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
