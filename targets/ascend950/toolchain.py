@@ -32,8 +32,9 @@ from tilewright.targets.ascend950.simulation import (
     template_folder,
 )
 from tilewright.targets.ascend950.target import MODEL_SUFFIX
-from tilewright.targets.host_compiler import version_line
+from tilewright.targets.host_compiler import run_compiler, version_line
 
+_WHO = "the compiler"  # of C++ or of the chip
 TILES_VERSION = 2  # of the choice of tiles, which may decide bits
 SOURCES_ONLY = "sources only: no CANN was found when this artifact was made\n"
 BISHENG_FLAGS = ("-O2", "-fPIC", "--npu-arch=dav-3510", "-ffp-contract=off", "-std=c++17")
@@ -180,7 +181,9 @@ class AscendToolchain:
         else:
             command = [str(self.bisheng), *BISHENG_FLAGS, "-x", "asc"]
         includes = [f"-I{path}" for path in folders]
-        self._run([*command, *includes, "-c", str(listing), "-o", str(output)], source.stem)
+        run_compiler(
+            [*command, *includes, "-c", str(listing), "-o", str(output)], source.stem, _WHO
+        )
 
     def _model_includes(self) -> list[str]:
         import tvm_ffi.libinfo
@@ -192,16 +195,18 @@ class AscendToolchain:
     def _compile_host(self, source: Path, output: Path) -> None:
         """The host part and the model, without the instrumentation of kernels."""
         flags = [*MODEL_FLAGS, "-DTW_WITH_HOST", *self._model_includes(), f"-I{source.parent}"]
-        self._run([self.compiler, *flags, "-c", str(source), "-o", str(output)], source.stem)
+        run_compiler(
+            [self.compiler, *flags, "-c", str(source), "-o", str(output)], source.stem, _WHO
+        )
 
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link the library; without CANN write a note in its place."""
         if self.simulated:
             command = [self.compiler, "-shared", "-o", str(output), *map(str, objects), "-lpthread"]
-            self._run(command, output.stem)
+            run_compiler(command, output.stem, _WHO)
         elif self.bisheng:
             command = [self.bisheng, "-shared", "--npu-arch=dav-3510", "-o", str(output)]
-            self._run([*command, *map(str, objects)], output.stem)
+            run_compiler([*command, *map(str, objects)], output.stem, _WHO)
         else:
             output.write_text(SOURCES_ONLY)
 
@@ -221,14 +226,3 @@ class AscendToolchain:
             digest = hashlib.sha256(model_text().encode()).hexdigest()
             texts["tw_model.cpp"] = f'// {digest}\n#include "{MODEL / "tw_model.cpp"}"\n'
         return texts
-
-    def _run(self, command: Sequence[str], what: str) -> str:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False
-        )
-        if done.returncode:
-            lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [
-                done.stderr.strip() or f"exit code {done.returncode}"
-            ]
-            raise TargetError(f"kernel '{what}': the compiler failed: {lines[0][:500]}")
-        return done.stdout

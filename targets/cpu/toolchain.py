@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ from tilewright.codegen.emit.cpp import TEMPLATE_ROOT
 from tilewright.codegen.expr import prelude
 from tilewright.codegen.target import FORBIDDEN_FLAGS, Target
 from tilewright.graph.errors import TargetError
-from tilewright.targets.host_compiler import version_line
+from tilewright.targets.host_compiler import run_compiler, version_line
 
 HOST_SOURCES = ("tw_host.cpp", "tw_arguments.cpp")
 ALL_HEADERS, MATH = "tw_all.h", "tw_math.h"
@@ -97,23 +96,11 @@ class CppToolchain:
         math = f"#pragma once\n{prelude('cpp')}"
         return {**{path.name: path.read_text() for path in files}, MATH: math}
 
-    def _run(self, arguments: Sequence[str], what: str) -> str:
+    def _run(self, arguments: Sequence[str], what: str) -> None:
         for flag in arguments:
             if flag in FORBIDDEN_FLAGS:
                 raise TargetError(f"kernel '{what}': flag {flag} lets the compiler reorder sums")
-        done = subprocess.run(
-            [self.compiler, *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if done.returncode:
-            lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [
-                done.stderr.strip() or f"exit code {done.returncode}"
-            ]
-            raise TargetError(f"kernel '{what}': the C++ compiler failed: {lines[0][:500]}")
-        return done.stdout
+        run_compiler([self.compiler, *arguments], what)
 
 
 def _is_native(machine: str) -> bool:

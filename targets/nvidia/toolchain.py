@@ -28,7 +28,7 @@ from tilewright.codegen.spec import Schedule
 from tilewright.codegen.target import Target
 from tilewright.codegen.work_folder import work_folder
 from tilewright.graph.errors import TargetError
-from tilewright.targets.host_compiler import version_line
+from tilewright.targets.host_compiler import run_compiler, version_line
 from tilewright.targets.nvidia.build import read_report
 from tilewright.targets.nvidia.build_cuda import FLAGS, build_cuda, find_nvcc, nvcc_version
 from tilewright.targets.nvidia.overlap import BEGIN
@@ -152,7 +152,8 @@ class NvidiaToolchain:
             Path(tvm_ffi.libinfo.find_dlpack_include_path()),
         ]
         flags = [f"-I{path}" for path in includes]
-        self._run([*HOST_FLAGS, *flags, "-c", str(source), "-o", str(output)], source.stem)
+        command = [self.compiler, *HOST_FLAGS, *flags, "-c", str(source), "-o", str(output)]
+        run_compiler(command, source.stem)
 
     def _triton(self, source: Path, *, only_print: bool = False) -> Mapping[str, Any]:
         """Compile in an idle process, or in a new one."""
@@ -215,7 +216,7 @@ class NvidiaToolchain:
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link a shared library; the names of TVM-FFI are found in the process that loads it."""
         arguments = ["-shared", "-o", str(output), *map(str, objects), "-ldl", "-lpthread"]
-        self._run(arguments, output.stem)
+        run_compiler([self.compiler, *arguments], output.stem)
 
     def spilled_bytes(self, compiled: Path) -> int:
         """Return the most bytes that a thread of a kernel in an object keeps outside registers."""
@@ -231,18 +232,3 @@ class NvidiaToolchain:
             texts[f"{path.stem}.py"] = path.read_text()
         math = {"tw_math.py": "triton", "tw_math.cuh": "cuda", "tw_tile_math.py": "tilelang"}
         return {**texts, **{name: prelude(language) for name, language in math.items()}}
-
-    def _run(self, arguments: Sequence[str], what: str) -> str:
-        done = subprocess.run(
-            [self.compiler, *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if done.returncode:
-            lines = [s for s in done.stderr.splitlines() if "error" in s.lower()] or [
-                done.stderr.strip() or f"exit code {done.returncode}"
-            ]
-            raise TargetError(f"kernel '{what}': the C++ compiler failed: {lines[0][:500]}")
-        return done.stdout
